@@ -1,0 +1,1 @@
+"""The bench: the same scenario on a real engine, measured and distrusted."""

@@ -1,0 +1,1 @@
+"""Calibration: measured runs in, profiles and verdicts out."""

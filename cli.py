@@ -1,0 +1,64 @@
+"""The `servecast` command: finds the subcommand, runs it, turns errors into exit statuses."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from sim.errors import ServecastError
+
+# name -> (module:function, one line of help). Modules load only when their command runs.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "predict": ("sim.cli.predict:predict", "Predict TTFT, TPOT, throughput of a serve and a bench command."),
+    "memory": ("sim.cli.memory:memory", "Print the memory account: what is left for the KV cache, and why."),
+    "compare": ("sim.cli.compare:compare", "Set a prediction beside measured results, metric by metric."),
+    "models": ("sim.cli.tables:models", "List the models whose configuration is shipped."),
+    "gpus": ("sim.cli.tables:gpus", "List the GPUs and their figures, with sources."),
+    "demo": ("sim.cli.demo:demo", "Predict the reference scenario and compare with its measurement."),
+    "translate": ("sim.cli.translate:translate", "Write the nearest SGLang command for a vLLM one, and back."),
+    "bench": ("bench.cli:bench", "Run the scenario on the real engine and judge the result."),
+    "doctor": ("bench.cli:doctor", "Check this host before a bench run."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand's module only when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, function = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(import_module(module), function)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command table without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="servecast")
+def servecast() -> None:
+    """Know what your LLM server will do before you rent the GPU."""
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Run the command line; exit status 0 ok, 1 failed, 2 bad input, 3 invalid or not comparable."""
+    try:
+        servecast.main(args=args, prog_name="servecast", standalone_mode=True)
+    except ServecastError as error:
+        click.echo(f"servecast: {error}", err=True)
+        sys.exit(error.exit_status)
+
+
+if __name__ == "__main__":
+    main()

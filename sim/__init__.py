@@ -1,0 +1,1 @@
+"""The simulator: scenarios in, predicted benchmark results out."""

@@ -1,0 +1,1 @@
+"""The commands that predict, print and compare; click only."""

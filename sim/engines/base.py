@@ -1,0 +1,153 @@
+"""What the simulator and an engine's scheduler say to each other.
+
+A scheduler is a plain class without a clock. Each scheduling call yields a `StepPlan`, and each result that
+is handed back yields a `StepResult`. Who calls when (pipeline depth) is the replica's business, what a
+step costs is the step-time model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+from sim.request import Request
+
+StepKind = Literal["mixed", "prefill", "decode", "idle"]
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class ScheduledChunk(NamedTuple):
+    """Tokens `start .. start + num_tokens - 1` of one request's sequence, computed in one step."""
+
+    request: Request
+    start: int
+    num_tokens: int
+    samples: bool  # whether this chunk reaches the end of the known sequence, so a token comes out
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What a step-time model needs to know of a batch. All counts are tokens or sequences of one step.
+
+    A chunk of exactly one token counts as a decode: its attention and its graph are a decode's.
+
+    Attributes:
+        kind: "mixed" (vLLM always), or SGLang's "prefill", "decode", "mixed".
+        num_prefill_tokens: tokens in chunks of more than one token.
+        num_prefill_seqs: number of such chunks.
+        num_decode_seqs: chunks of one token.
+        prefill_pairs: sum over prefill chunks of query-key pairs, n * start + n * (n + 1) / 2.
+        prefill_context: sum over prefill chunks of start + n [tokens of KV read].
+        decode_context: sum over decodes of start + 1 [tokens of KV read].
+        num_sampled: sequences for which logits are computed.
+    """
+
+    kind: StepKind
+    num_prefill_tokens: int
+    num_prefill_seqs: int
+    num_decode_seqs: int
+    prefill_pairs: int
+    prefill_context: int
+    decode_context: int
+    num_sampled: int
+
+    @property
+    def num_tokens(self) -> int:
+        """All tokens of the step."""
+        return self.num_prefill_tokens + self.num_decode_seqs
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one scheduling call decided.
+
+    Attributes:
+        step: number of the call, from 0.
+        kind: "idle" if nothing is to be run.
+        scheduled: chunks in batch order.
+        preempted: ids of the victims of this call, in the order they were taken (SGLang: retracted).
+        cached: (id, prefix-cache hit in tokens) for every request admitted or resumed by this call,
+            zero hits included.
+    """
+
+    step: int
+    kind: StepKind
+    scheduled: list[ScheduledChunk] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    cached: list[tuple[str, int]] = field(default_factory=list)
+
+    def shape(self) -> StepShape:
+        """Sum the batch up for pricing."""
+        prefill_tokens = prefill_seqs = decodes = pairs = prefill_context = decode_context = sampled = 0
+        for _, start, n, samples in self.scheduled:
+            if n == 1:
+                decodes += 1
+                decode_context += start + 1
+            else:
+                prefill_seqs += 1
+                prefill_tokens += n
+                pairs += n * start + n * (n + 1) // 2
+                prefill_context += start + n
+            sampled += samples
+        return StepShape(
+            self.kind, prefill_tokens, prefill_seqs, decodes, pairs, prefill_context, decode_context, sampled
+        )
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What came of a step once its result was processed.
+
+    Attributes:
+        new_tokens: (id, number of output tokens after it) in processing order; only tokens that were kept.
+        finished: (id, reason), in order.
+    """
+
+    new_tokens: list[tuple[str, int]] = field(default_factory=list)
+    finished: list[tuple[str, FinishReason]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Queue lengths and KV occupancy right after a call.
+
+    `kv_used_tokens` counts tokens (vLLM: blocks x block size) that are held by requests; cached but
+    unreferenced ones count as free, as in both engines' own gauges.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_used_tokens: int
+    kv_total_tokens: int
+
+
+class Scheduler(Protocol):
+    """An engine's scheduler, driven step by step.
+
+    `pipeline_depth` is 1 when a step's result is processed before the next scheduling call, 2 when the
+    next call comes first (vLLM `async_scheduling`, SGLang's overlap schedule).
+    """
+
+    pipeline_depth: int
+
+    def add_request(self, request: Request) -> None:
+        """Take a request in. Raises EngineStuck or BadInput if the engine would refuse it."""
+
+    def schedule(self) -> StepPlan:
+        """Decide the next batch. Raises EngineStuck where the real engine hangs or dies."""
+
+    def update(self, plan: StepPlan) -> StepResult:
+        """Process the result of a plan that was run; plans come back in the order they were made."""
+
+    def has_work(self) -> bool:
+        """Whether a further `schedule` call can do anything without a new request."""
+
+    def queue_state(self) -> QueueState:
+        """Queue lengths and KV occupancy now."""
+
+    def running_ids(self) -> Sequence[str]:
+        """Ids in the engine's running list, in its order."""
+
+    def waiting_ids(self) -> Sequence[str]:
+        """Ids of waiting requests in the order in which the scheduler will look at them."""

@@ -1,0 +1,1 @@
+"""SGLang: arguments, memory account and scheduler, as the engine itself has them."""

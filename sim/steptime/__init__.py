@@ -1,0 +1,1 @@
+"""Step-time models: a batch's shape in, seconds out."""

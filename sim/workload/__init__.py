@@ -1,0 +1,1 @@
+"""Workloads: who asks for what, when."""

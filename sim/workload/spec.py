@@ -1,0 +1,83 @@
+"""The description of a load, in `vllm bench serve`'s own words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class RandomDataset:
+    """`--dataset-name random`: lengths uniform around a nominal value, contents random.
+
+    Lengths are integers uniform in [floor(L * (1 - range_ratio)), ceil(L * (1 + range_ratio))]
+    (vllm/benchmarks/datasets, 0.28). `style` "sglang" draws as sglang.bench_serving does instead.
+    """
+
+    input_len: int = 1024
+    output_len: int = 128
+    range_ratio: float = 0.0
+    prefix_len: int = 0
+    style: Literal["vllm", "sglang"] = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixRepetitionDataset:
+    """`--dataset-name prefix_repetition`: `num_prefixes` shared prefixes, each with its own suffixes."""
+
+    prefix_len: int = 256
+    suffix_len: int = 256
+    num_prefixes: int = 10
+    output_len: int = 128
+
+
+@dataclass(frozen=True, slots=True)
+class FileDataset:
+    """Lengths (and, for traces, arrival times and shared prefixes) from a file.
+
+    `kind`: "sharegpt" (ShareGPT JSON, or JSON/JSONL of lengths), "azure" (CSV), "mooncake" (JSONL),
+    "vllm-result" (detailed result of `vllm bench serve`), "lengths" (JSONL of arrival, lengths, prefix).
+    """
+
+    kind: Literal["sharegpt", "azure", "mooncake", "vllm-result", "lengths"]
+    path: str
+    output_len: int | None = None
+
+
+Dataset = RandomDataset | PrefixRepetitionDataset | FileDataset
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSpec:
+    """One run of a benchmark client.
+
+    Attributes:
+        request_rate: requests/s; inf sends everything at once (or as `max_concurrency` lets through).
+        burstiness: gamma shape of the gaps: 1 Poisson, below 1 bursty, above 1 smoother, inf constant.
+        max_concurrency: a request is sent only while fewer than this many are in flight.
+        ramp_up: ("linear" | "exponential", start rate, end rate), or None.
+        use_trace_arrivals: send at the times that the file gives, instead of `request_rate`.
+        rate_scale: multiplies the trace's rate (2.0: twice as fast).
+        ignore_eos: outputs always have their full length.
+        goodput: metric ("ttft", "tpot", "e2el") -> limit [ms].
+        seed: the client's `--seed`.
+        duration: stop sending after this many seconds, or None.
+    """
+
+    dataset: Dataset = field(default_factory=RandomDataset)
+    num_prompts: int = 1000
+    request_rate: float = float("inf")
+    burstiness: float = 1.0
+    max_concurrency: int | None = None
+    ramp_up: tuple[Literal["linear", "exponential"], float, float] | None = None
+    use_trace_arrivals: bool = False
+    rate_scale: float = 1.0
+    ignore_eos: bool = True
+    num_warmups: int = 0
+    goodput: tuple[tuple[str, float], ...] = ()
+    percentiles: tuple[float, ...] = (99.0,)
+    percentile_metrics: tuple[str, ...] = ("ttft", "tpot", "itl", "e2el")
+    seed: int = 0
+    duration: float | None = None
+    endpoint: str = "/v1/completions"
+    client: Literal["vllm", "sglang"] = "vllm"
