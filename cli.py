@@ -18,7 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("sim.cli.tables:models", "List the models whose configuration is shipped."),
     "gpus": ("sim.cli.tables:gpus", "List the GPUs and their figures, with sources."),
     "demo": ("sim.cli.demo:demo", "Predict the reference scenario and compare with its measurement."),
-    "translate": ("sim.cli.translate:translate", "Write the nearest SGLang command for a vLLM one, and back."),
+    "translate": (
+        "sim.cli.translate:translate",
+        "Write the nearest SGLang command for a vLLM one, and back.",
+    ),
     "bench": ("bench.cli:bench", "Run the scenario on the real engine and judge the result."),
     "doctor": ("bench.cli:doctor", "Check this host before a bench run."),
 }
