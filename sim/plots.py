@@ -1,0 +1,205 @@
+"""Pictures of results. The only module of `sim` that imports matplotlib, and only when it draws."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sim.compare import Comparison, samples
+from sim.errors import BadInput
+from sim.results import BenchResult, Floats, RequestRecords
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# One colour per meaning, the same in every picture (Okabe-Ito, readable with colour blindness).
+COLOURS = {
+    "client": "#999999",
+    "queue": "#D55E00",
+    "prefill": "#0072B2",
+    "stream": "#56B4E9",
+    "running": "#009E73",
+    "waiting": "#D55E00",
+    "kv": "#CC79A7",
+    "predicted": "#0072B2",
+    "measured": "#E69F00",
+}
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Figure, Any]:
+    """A figure and its axes on a backend that needs no display."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+    return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture under a temporary name, then rename it.
+
+    Raises BadInput if the suffix is not a picture's or the folder cannot be written.
+    """
+    from matplotlib import pyplot
+
+    if path.suffix not in SUFFIXES:
+        raise BadInput("--plot", str(path), f"use one of the suffixes {', '.join(SUFFIXES)}")
+    temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
+    try:
+        figure.savefig(temporary, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise BadInput("--plot", str(path), f"cannot be written ({error.strerror})") from error
+    finally:
+        pyplot.close(figure)
+
+
+def ttft_parts(records: RequestRecords) -> dict[str, Floats]:
+    """TTFT from schedule in its parts [s]: client wait, queue, prefill, the rest; completed requests only."""
+    done = np.array([status == "ok" for status in records.status], dtype=bool)
+    queue, prefill = np.nan_to_num(records.queue[done]), np.nan_to_num(records.prefill[done])
+    ttft = (records.first_token - records.sent)[done]
+    return {
+        "client": (records.sent - records.scheduled)[done],
+        "queue": queue,
+        "prefill": prefill,
+        "stream": np.maximum(ttft - queue - prefill, 0.0),
+    }
+
+
+def plot_result(result: BenchResult, path: Path) -> None:
+    """Draw one run: TTFT composition, running / waiting / KV use over time, latency distributions."""
+    if result.records is None:
+        raise BadInput("--plot", str(path), "this result has no per-request records to draw")
+    figure, axes = new_figure(3, 1, 9.0, 10.0)
+    draw_ttft_parts(axes[0], result.records)
+    draw_timeline(axes[1], result)
+    draw_cdfs(axes[2], [(result.origin, result.records)])
+    figure.suptitle(title(result), fontsize=10)
+    save(figure, path)
+
+
+def title(result: BenchResult) -> str:
+    """One line that says what was run."""
+    identity = result.identity
+    parts = [identity.get(key) for key in ("engine", "engine_version", "model", "gpu")]
+    return f"{result.origin}: " + " · ".join(str(part) for part in parts if part)
+
+
+def draw_ttft_parts(axes: Axes, records: RequestRecords) -> None:
+    """Stacked TTFT of each request in the order of sending (averaged in at most 200 groups)."""
+    parts = ttft_parts(records)
+    count = len(parts["queue"])
+    groups = np.array_split(np.arange(count), min(count, 200)) if count else []
+    at = np.array([group.mean() + 1 for group in groups])
+    bottom = np.zeros(len(groups))
+    labels = {
+        "client": "client wait (before sending)",
+        "queue": "queue",
+        "prefill": "prefill",
+        "stream": "first token: front end, stream",
+    }
+    for name, values in parts.items():
+        height = np.array([values[group].mean() for group in groups])
+        if height.any():
+            width = (count / len(groups)) * 0.95
+            axes.bar(at, height, width, bottom=bottom, color=COLOURS[name], label=labels[name])
+            bottom += height
+    axes.set(xlabel="request, in order of sending", ylabel="TTFT [s]", title="What TTFT is made of")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def draw_timeline(axes: Axes, result: BenchResult) -> None:
+    """Running and waiting requests, and KV use on a second axis."""
+    axes.set(xlabel="time [s]", ylabel="requests", title="Running, waiting, KV use")
+    series = result.series
+    if series is None:
+        axes.text(0.5, 0.5, "no server-side series", ha="center", transform=axes.transAxes)
+        return
+    axes.step(series.time, series.running, where="post", color=COLOURS["running"], label="running")
+    axes.step(series.time, series.waiting, where="post", color=COLOURS["waiting"], label="waiting")
+    right = axes.twinx()
+    right.plot(series.time, series.kv_usage * 100, color=COLOURS["kv"], lw=1, label="KV use")
+    right.set(ylabel="KV pool in use [%]", ylim=(0, 105))
+    right.spines["right"].set_visible(True)
+    lines = [*axes.get_lines(), *right.get_lines()]
+    axes.legend(lines, [str(line.get_label()) for line in lines], frameon=False, fontsize=8)
+
+
+def draw_cdfs(axes: Axes, runs: Sequence[tuple[str, RequestRecords]], log: bool = True) -> None:
+    """Cumulative distributions of TTFT, TPOT, ITL and E2E; one line style per run."""
+    colours = dict(
+        zip(("ttft", "tpot", "itl", "e2el"), ("#0072B2", "#009E73", "#CC79A7", "#E69F00"), strict=True)
+    )
+    for (name, records), style in zip(runs, ("-", "--", ":", "-."), strict=False):
+        for metric, colour in colours.items():
+            values = np.sort(samples(records, metric)) * 1e3
+            values = values[values > 0] if log else values
+            if not len(values):
+                continue
+            keep = np.unique(np.linspace(0, len(values) - 1, min(len(values), 2000)).astype(int))
+            label = f"{metric.upper()} {name}" if len(runs) > 1 else metric.upper()
+            axes.plot(values[keep], (keep + 1) / len(values), style, color=colour, label=label)
+    if log:
+        axes.set_xscale("log")
+    axes.set(xlabel="ms", ylabel="share of samples", title="Latency distributions", ylim=(0, 1.02))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def plot_comparison(comparisons: Sequence[Comparison], path: Path) -> None:
+    """Draw predicted against measured: signed error per figure, and CDF overlays where both have records."""
+    overlays = [
+        comparison
+        for comparison in comparisons
+        if comparison.predicted.records is not None and comparison.measured.records is not None
+    ]
+    longest = max(len(comparison.rows) for comparison in comparisons)
+    figure, axes = new_figure(1 + len(overlays), 1, 9.0, 1.5 + 0.22 * longest + 3.5 * len(overlays))
+    flat = np.atleast_1d(axes)
+    draw_errors(flat[0], comparisons)
+    for axis, comparison in zip(flat[1:], overlays, strict=True):
+        assert comparison.predicted.records is not None
+        assert comparison.measured.records is not None
+        draw_cdfs(
+            axis, [("predicted", comparison.predicted.records), ("measured", comparison.measured.records)]
+        )
+    figure.suptitle(title(comparisons[0].predicted), fontsize=10)
+    save(figure, path)
+
+
+def draw_errors(axes: Axes, comparisons: Sequence[Comparison]) -> None:
+    """Signed relative error of every figure, one marker per measured run."""
+    keys = list(dict.fromkeys(row.key for c in comparisons for row in c.rows if row.error is not None))
+    for index, comparison in enumerate(comparisons):
+        rows = [row for row in comparison.rows if row.error is not None]
+        errors = [100 * (row.error or 0.0) for row in rows]
+        places = [keys.index(row.key) + 0.15 * (index - (len(comparisons) - 1) / 2) for row in rows]
+        axes.hlines(places, 0, errors, color=COLOURS["client"], lw=1)
+        axes.plot(errors, places, "o", ms=5, label=f"{comparison.measured.tool} #{index + 1}")
+        for error, place in zip(errors, places, strict=True):
+            side = 6 if error >= 0 else -6
+            axes.annotate(
+                f"{error:+.1f} %",
+                (error, place),
+                (side, 0),
+                textcoords="offset points",
+                va="center",
+                ha="left" if side > 0 else "right",
+                fontsize=7,
+            )
+    axes.axvline(0, color="black", lw=0.8)
+    axes.axvspan(-5, 5, color=COLOURS["client"], alpha=0.15, lw=0)
+    axes.set_yticks(range(len(keys)), keys)
+    axes.invert_yaxis()
+    axes.margins(x=0.2)
+    axes.set(xlabel="predicted against measured [%], band ±5 %", title="Error of each figure")
+    if len(comparisons) > 1:
+        axes.legend(frameon=False, fontsize=8)
