@@ -12,6 +12,14 @@ class RandomDataset:
 
     Lengths are integers uniform in [floor(L * (1 - range_ratio)), ceil(L * (1 + range_ratio))]
     (vllm/benchmarks/datasets, 0.28). `style` "sglang" draws as sglang.bench_serving does instead.
+
+    Attributes:
+        output_range_ratio: for outputs, where it differs (`{"input": .., "output": ..}`); None: the same.
+        num_special_tokens: what the tokenizer adds to a prompt; the client takes them off before it draws,
+            the server puts them back on.
+        vocab_size: the tokenizer's; with it, prompts that begin at the same token id share their beginning
+            as they really do; without it, no two prompts share anything but the common prefix. In the
+            "sglang" style a given vocabulary also says that the data set is `random-ids`.
     """
 
     input_len: int = 1024
@@ -19,16 +27,23 @@ class RandomDataset:
     range_ratio: float = 0.0
     prefix_len: int = 0
     style: Literal["vllm", "sglang"] = "vllm"
+    output_range_ratio: float | None = None
+    num_special_tokens: int = 0
+    vocab_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixRepetitionDataset:
-    """`--dataset-name prefix_repetition`: `num_prefixes` shared prefixes, each with its own suffixes."""
+    """`--dataset-name prefix_repetition`: `num_prefixes` shared prefixes, each with its own suffixes.
+
+    `shuffle` is False under `--disable-shuffle`: then all requests of one prefix follow each other.
+    """
 
     prefix_len: int = 256
     suffix_len: int = 256
     num_prefixes: int = 10
     output_len: int = 128
+    shuffle: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +52,13 @@ class FileDataset:
 
     `kind`: "sharegpt" (ShareGPT JSON, or JSON/JSONL of lengths), "azure" (CSV), "mooncake" (JSONL),
     "vllm-result" (detailed result of `vllm bench serve`), "lengths" (JSONL of arrival, lengths, prefix).
+    `output_len` replaces every output length of the file. `shuffle` concerns "sharegpt" only.
     """
 
     kind: Literal["sharegpt", "azure", "mooncake", "vllm-result", "lengths"]
     path: str
     output_len: int | None = None
+    shuffle: bool = True
 
 
 Dataset = RandomDataset | PrefixRepetitionDataset | FileDataset
