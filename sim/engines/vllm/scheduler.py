@@ -1,0 +1,355 @@
+"""The vLLM V1 scheduler, decision for decision.
+
+Source of the rules: vLLM 0.28.0, `v1/core/sched/scheduler.py`, `async_scheduler.py`, `utils.py check_stop`,
+`v1/core/kv_cache_manager.py allocate_slots`; 0.33.0 where a comment says so.
+
+There are no phases: a request merely has tokens that are known but not computed yet. Each call first gives
+the running requests what they lack, in list order, then admits waiting ones while budget, slots and blocks
+last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.engines.base import FinishReason, QueueState, ScheduledChunk, StepPlan, StepResult
+from sim.engines.vllm.block_pool import BlockPool, PrefixCachingBlockPool
+from sim.engines.vllm.queue import FcfsQueue, PriorityQueue, WaitingQueue
+from sim.engines.vllm.request import EngineRequest
+from sim.errors import BadInput, EngineStuck
+from sim.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class VllmSchedulerConfig:
+    """The flags that the scheduler reads, under the engine's own names.
+
+    Attributes:
+        num_gpu_blocks: KV blocks as the engine counts them; one of them, the null block, is not usable.
+        watermark: fraction of `num_gpu_blocks` that an admission must leave free while anything runs.
+        max_num_active_seqs: cap on admissions below `max_num_seqs` (0.33.0 and later); None: no such cap.
+        version: engine version; the rules differ between 0.28 and 0.33, others use those of the nearer one.
+
+    Raises BadInput for values with which the engine does not start.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int
+    num_gpu_blocks: int
+    enable_prefix_caching: bool
+    async_scheduling: bool
+    scheduling_policy: str
+    long_prefill_token_threshold: int
+    scheduler_reserve_full_isl: bool
+    watermark: float
+    max_model_len: int
+    enable_chunked_prefill: bool
+    version: str = "0.28.0"
+    max_num_active_seqs: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise BadInput(_flag(name), getattr(self, name), "must be at least 1")
+        if self.num_gpu_blocks < 2:
+            raise BadInput("--num-gpu-blocks-override", self.num_gpu_blocks, "must be at least 2")
+        if self.scheduling_policy not in ("fcfs", "priority"):
+            raise BadInput("--scheduling-policy", self.scheduling_policy, "must be fcfs or priority")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            hint = f"must be at least max_num_seqs ({self.max_num_seqs})"
+            raise BadInput("--max-num-batched-tokens", self.max_num_batched_tokens, hint)
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            hint = f"must be at least max_model_len ({self.max_model_len}) without chunked prefill"
+            raise BadInput("--max-num-batched-tokens", self.max_num_batched_tokens, hint)
+        if not 0 <= self.long_prefill_token_threshold <= self.max_model_len:
+            hint = f"must lie between 0 and max_model_len ({self.max_model_len})"
+            raise BadInput("--long-prefill-token-threshold", self.long_prefill_token_threshold, hint)
+        if not 0 <= self.watermark < 1:
+            raise BadInput("--watermark", self.watermark, "must be at least 0 and below 1")
+        if not re.match(r"\d+\.\d+", self.version):
+            raise BadInput("--engine-version", self.version, "must look like 0.28.0")
+
+    @property
+    def follows_0_33(self) -> bool:
+        """Whether the rules of 0.33 hold rather than those of 0.28."""
+        major, minor = (int(part) for part in self.version.split(".")[:2])
+        return (major, minor) > (0, 30)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+class VllmScheduler:
+    """vLLM's scheduler without a clock and without a model (see `sim.engines.base.Scheduler`).
+
+    Up to `pipeline_depth` results may be outstanding when `schedule` is called.
+    """
+
+    def __init__(self, config: VllmSchedulerConfig) -> None:
+        self.config = config
+        self.pipeline_depth = 2 if config.async_scheduling else 1
+        self.block_pool: BlockPool = PrefixCachingBlockPool(
+            config.num_gpu_blocks, config.block_size, config.enable_prefix_caching
+        )
+        self.running: list[EngineRequest] = []
+        self.waiting: WaitingQueue = (
+            FcfsQueue(separate_skipped=not config.follows_0_33)
+            if config.scheduling_policy == "fcfs"
+            else PriorityQueue()
+        )
+        self._by_priority = config.scheduling_policy == "priority"
+        self._num_usable_blocks = config.num_gpu_blocks - 1
+        self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
+        self._max_running = min(config.max_num_seqs, config.max_num_active_seqs or config.max_num_seqs)
+        self._in_flight: deque[tuple[StepPlan, list[EngineRequest]]] = deque()
+        self._num_steps = 0
+        self._num_added = 0
+        self._finished_unannounced = False
+
+    # -- the interface of sim.engines.base.Scheduler ------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request. Raises BadInput if the engine refuses it or could never run it."""
+        config = self.config
+        if request.prompt_len >= config.max_model_len:
+            hint = f"leaves no room for an output within --max-model-len {config.max_model_len}"
+            raise BadInput(f"request {request.request_id}", f"prompt of {request.prompt_len} tokens", hint)
+        blocks = -(-request.prompt_len // config.block_size)
+        if blocks > self._num_usable_blocks:
+            what = f"prompt of {request.prompt_len} tokens"
+            hint = f"needs {blocks} KV blocks of {self._num_usable_blocks} usable ones; {_MORE_MEMORY}"
+            raise BadInput(f"request {request.request_id}", what, hint)
+        table = self.block_pool.new_table(request.request_id, request.prompt)
+        self.waiting.add(EngineRequest(request, self._num_added, config.max_model_len, table))
+        self._num_added += 1
+
+    def has_work(self) -> bool:
+        """Whether a call is due: requests are left, or finished ones not yet announced to the workers."""
+        return bool(self.running or len(self.waiting) or self._finished_unannounced)
+
+    def queue_state(self) -> QueueState:
+        """Queue lengths and KV occupancy now."""
+        size = self.config.block_size
+        used = self._num_usable_blocks - self.block_pool.num_free_blocks
+        return QueueState(len(self.running), len(self.waiting), used * size, self._num_usable_blocks * size)
+
+    def running_ids(self) -> Sequence[str]:
+        """Ids in the running list, in its order."""
+        return [request.request.request_id for request in self.running]
+
+    def waiting_ids(self) -> Sequence[str]:
+        """Ids of waiting requests in the order in which the scheduler will look at them."""
+        return [request.request.request_id for request in self.waiting.in_order()]
+
+    def schedule(self) -> StepPlan:
+        """Decide the next batch.
+
+        Raises EngineStuck if the engine would go round in circles without ever computing anything again.
+        """
+        plan = StepPlan(self._num_steps, "mixed")
+        self._num_steps += 1
+        batch: list[EngineRequest] = []
+        threshold = self.config.long_prefill_token_threshold
+        if not threshold or (self.config.follows_0_33 and len(self.running) + len(self.waiting) <= 1):
+            threshold = self.config.max_model_len  # 0.33.0: a lone request is not slowed down
+        budget = self._schedule_running(plan, batch, threshold)
+        if not plan.preempted:
+            self._schedule_waiting(plan, batch, threshold, budget)
+        if batch:
+            self._in_flight.append((plan, batch))
+        else:
+            plan.kind = "idle"
+            self._check_progress(plan)
+        self._finished_unannounced = False
+        return plan
+
+    def update(self, plan: StepPlan) -> StepResult:
+        """Process the result of a plan. Plans without a batch have none and are ignored."""
+        result = StepResult()
+        if not plan.scheduled:
+            return result
+        expected, batch = self._in_flight.popleft()
+        if expected is not plan:
+            raise ValueError(f"the result of step {expected.step} is due before that of step {plan.step}")
+        for request, chunk in zip(batch, plan.scheduled, strict=True):
+            stale = request.num_stale_results > 0
+            if stale:
+                request.num_stale_results -= 1
+            if chunk.samples and not request.finished:
+                self._append_token(request, stale, result)
+        if result.finished:
+            self.running = [request for request in self.running if not request.finished]
+            self._finished_unannounced = True
+        return result
+
+    # -- the running loop ---------------------------------------------------------------------------------
+
+    def _schedule_running(self, plan: StepPlan, batch: list[EngineRequest], threshold: int) -> int:
+        """Give each running request the tokens that it lacks. Returns the budget that is left."""
+        running = self.running
+        max_model_len = self.config.max_model_len
+        budget = self.config.max_num_batched_tokens
+        index = 0
+        while index < len(running) and budget > 0:
+            request = running[index]
+            computed = request.num_computed_tokens
+            placeholders = request.num_output_placeholders
+            if placeholders and computed + 2 - placeholders >= request.max_total_tokens:
+                index += 1  # the steps in flight bring it to max_tokens
+                continue
+            num_new = request.num_tokens + placeholders - computed
+            num_new = min(num_new, threshold, budget, max_model_len - computed - 1)
+            if num_new <= 0:
+                index += 1
+                continue
+            missing = -(-(computed + num_new) // self.config.block_size) - request.table.num_blocks
+            while missing > self.block_pool.num_free_blocks:
+                victim, position = self._preempt()
+                plan.preempted.append(victim.request.request_id)
+                if position < index:
+                    index -= 1
+                    budget += self._unschedule(victim, plan, batch)
+                if victim is request:
+                    break
+            else:
+                if missing > 0:
+                    self.block_pool.allocate(request.table, missing)
+                self._run(request, num_new, plan, batch)
+                budget -= num_new
+                index += 1
+                continue
+            if not (self._by_priority and self.config.follows_0_33):
+                break  # 0.33.0 under priority: those behind it may still run
+        return budget
+
+    def _preempt(self) -> tuple[EngineRequest, int]:
+        """Send one running request back to the queue. Returns it and the position that it had."""
+        position = len(self.running) - 1
+        if self._by_priority:
+            position = max(range(len(self.running)), key=lambda i: self.running[i].sort_key)
+        victim = self.running.pop(position)
+        self.block_pool.free(victim.table)
+        victim.num_computed_tokens = 0
+        victim.num_output_placeholders = 0
+        victim.num_stale_results = sum(victim in batch for _, batch in self._in_flight)
+        self.waiting.add_preempted(victim)
+        return victim, position
+
+    @staticmethod
+    def _unschedule(victim: EngineRequest, plan: StepPlan, batch: list[EngineRequest]) -> int:
+        """Drop what this call had given to a victim. Returns its tokens, which go back to the budget."""
+        if victim not in batch:
+            return 0
+        position = batch.index(victim)
+        del batch[position]
+        return plan.scheduled.pop(position).num_tokens
+
+    # -- the waiting loop ---------------------------------------------------------------------------------
+
+    def _schedule_waiting(
+        self, plan: StepPlan, batch: list[EngineRequest], threshold: int, budget: int
+    ) -> None:
+        """Admit waiting requests in queue order, up to the first that does not fit."""
+        set_aside: list[EngineRequest] = []
+        while len(self.waiting) and budget > 0 and len(self.running) < self._max_running:
+            request = self.waiting.peek()
+            if request.num_stale_results:
+                set_aside.append(self.waiting.pop())
+                continue
+            num_new = self._admit(request, threshold, budget, plan)
+            if not num_new:
+                break
+            self.waiting.pop()
+            self.running.append(request)
+            self._run(request, num_new, plan, batch)
+            budget -= num_new
+        if set_aside:
+            self.waiting.put_back(set_aside)
+
+    def _admit(self, request: EngineRequest, threshold: int, budget: int, plan: StepPlan) -> int:
+        """Give a waiting request its blocks. Returns the tokens of its first chunk, 0 if it does not fit."""
+        size, pool, table = self.config.block_size, self.block_pool, request.table
+        whole = -(-request.num_tokens // size)
+        if whole > self._num_usable_blocks:
+            raise EngineStuck(_never_fits(request, whole, self._num_usable_blocks))
+        hit = pool.find_cached(table, (request.num_tokens - 1) // size)  # the last token is always computed
+        cached = hit.num_blocks * size
+        num_new = min(request.num_tokens - cached, threshold)
+        if num_new > budget:
+            if not self.config.enable_chunked_prefill:
+                return 0
+            num_new = budget
+        available = pool.num_free_blocks - hit.num_free - (self._watermark_blocks if self.running else 0)
+        missing = -(-(cached + num_new) // size) - hit.num_blocks
+        if missing > available:
+            return 0
+        if self.config.scheduler_reserve_full_isl and whole - hit.num_blocks > available:
+            return 0
+        pool.allocate(table, missing, hit)
+        request.num_computed_tokens = cached
+        plan.cached.append((request.request.request_id, cached))
+        return num_new
+
+    # -- both loops, and results --------------------------------------------------------------------------
+
+    def _run(self, request: EngineRequest, num_new: int, plan: StepPlan, batch: list[EngineRequest]) -> None:
+        """Put a chunk into the batch. Its full blocks can be hit at once, even within this call."""
+        start, known = request.num_computed_tokens, request.num_tokens
+        end = request.num_computed_tokens = start + num_new
+        if request.table.hash_at <= end:
+            self.block_pool.register(request.table, min(end, known))
+        samples = end >= known + request.num_output_placeholders
+        if samples and self.config.async_scheduling:
+            request.num_output_placeholders += 1
+        batch.append(request)
+        plan.scheduled.append(ScheduledChunk(request.request, start, num_new, samples))
+
+    def _append_token(self, request: EngineRequest, stale: bool, result: StepResult) -> None:
+        """Take in a sampled token: the stop token counts before any length limit."""
+        request.num_tokens += 1
+        num_outputs = request.num_tokens - request.request.prompt_len
+        result.new_tokens.append((request.request.request_id, num_outputs))
+        if self.config.async_scheduling and not stale:
+            request.num_output_placeholders -= 1
+            computed = request.num_computed_tokens - request.num_output_placeholders
+            if request.table.hash_at <= computed:
+                self.block_pool.register(request.table, computed)
+        if request.request.samples_stop(num_outputs):
+            self._finish(request, "stop", result)
+        elif request.num_tokens >= request.length_limit:
+            self._finish(request, "length", result)
+
+    def _finish(self, request: EngineRequest, reason: FinishReason, result: StepResult) -> None:
+        request.finished = True
+        if request.num_computed_tokens:
+            self.block_pool.free(request.table)
+        else:  # preempted: it holds no block and stands in the queue
+            self.waiting.remove(request)
+        result.finished.append((request.request.request_id, reason))
+
+    def _check_progress(self, plan: StepPlan) -> None:
+        """A call that changes nothing, with nothing to wait for, would be repeated for ever."""
+        if plan.preempted or self._in_flight or not (self.running or len(self.waiting)):
+            return
+        first = self.running[0] if self.running else self.waiting.peek()
+        raise EngineStuck(
+            f"request {first.request.request_id}: nothing can be scheduled and nothing is in flight; "
+            f"{self.block_pool.num_free_blocks} KV blocks are free; raise --max-num-batched-tokens"
+        )
+
+
+_MORE_MEMORY = (
+    "give it more KV cache (--gpu-memory-utilization, --num-gpu-blocks-override) or lower --max-model-len"
+)
+
+
+def _never_fits(request: EngineRequest, blocks: int, usable: int) -> str:
+    return (
+        f"request {request.request.request_id}: grew to {request.num_tokens} tokens, which need {blocks} KV "
+        f"blocks of {usable} usable ones, so it can never be resumed and the engine hangs; {_MORE_MEMORY}"
+    )
