@@ -174,10 +174,10 @@ def compare(scenario: Line, trace: Trace, version: str) -> Comparison:
         difference = f"the engine made {steps} scheduling calls, we made {len(lines)}"
         return Comparison(trace.scenario_id, version, steps, same, difference)
     recorded = {key: trace.header[key] for key in FACTS if key in trace.header}
+    facts = {key: facts.get(key) for key in recorded}
     if recorded != facts:
-        return Comparison(
-            trace.scenario_id, version, steps, same, "facts\n" + _fact_difference(recorded, facts)
-        )
+        difference = "\n".join(["all steps, but the totals differ", *_fact_differences(recorded, facts)])
+        return Comparison(trace.scenario_id, version, steps, same, difference)
     return Comparison(trace.scenario_id, version, steps, same, None)
 
 
