@@ -37,7 +37,9 @@ class StepTimeModel(Protocol):
     closed form.
     """
 
-    front_end: FrontEnd
+    @property
+    def front_end(self) -> FrontEnd:
+        """The terms outside the engine's loop."""
 
     def gpu(self, shape: StepShape) -> float:
         """Seconds that the device is busy with the step."""

@@ -1,0 +1,61 @@
+"""The load generator in simulated time: when each request goes out."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import simpy
+
+from sim.moments import at
+from sim.request import Request
+
+
+class Client:
+    """Sends requests at their scheduled times, at most `max_concurrency` of them in flight.
+
+    As `vllm bench serve` does (benchmarks/serve.py): a request whose time has come waits first come, first
+    served for a free place, and its own clock starts once it has one.
+
+    Attributes:
+        done: succeeds at the moment the last answer is complete.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        requests: Sequence[Request],
+        send: Callable[[Request], None],
+        max_concurrency: int | None = None,
+    ) -> None:
+        self.done = env.event()
+        self._env = env
+        self._send = send
+        self._due = deque(sorted(requests, key=lambda r: r.arrival))
+        self._free = max_concurrency if max_concurrency is not None else len(self._due)
+        self._open = len(self._due)
+        self._alarm_set = False
+        if self._due:
+            self._pump()
+        else:
+            self.done.succeed()
+
+    def delivered(self, request: Request) -> None:
+        """Take note that `request` is complete, and send what waited for its place."""
+        self._free += 1
+        self._open -= 1
+        if not self._open:
+            self.done.succeed()
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._due and self._free and self._due[0].arrival <= self._env.now:
+            self._free -= 1
+            self._send(self._due.popleft())
+        if self._due and self._free and not self._alarm_set:
+            self._alarm_set = True
+            at(self._env, self._due[0].arrival, self._alarm)
+
+    def _alarm(self) -> None:
+        self._alarm_set = False
+        self._pump()

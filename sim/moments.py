@@ -1,0 +1,29 @@
+"""Calls at points of simulated time that come before whatever else happens at the same instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import simpy
+from simpy.events import URGENT
+
+
+def at(env: simpy.Environment, when: float, call: Callable[[], None]) -> None:
+    """Run `call` at time `when`, ahead of any process that resumes at the same instant.
+
+    What clients do at one instant thus precedes what the engine does then: a request that is sent in the
+    moment a step ends is seen by the next scheduling call.
+    """
+    if when <= env.now:
+        call()
+    else:
+        _Moment(env, when - env.now, call)
+
+
+class _Moment(simpy.Event):
+    def __init__(self, env: simpy.Environment, delay: float, call: Callable[[], None]) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        self.callbacks.append(lambda _: call())
+        env.schedule(self, URGENT, delay)

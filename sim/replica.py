@@ -1,0 +1,319 @@
+"""One engine replica in simulated time: the only place where SimPy meets a scheduler."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import simpy
+
+from sim.engines.base import QueueState, Scheduler, StepPlan, StepResult, StepShape
+from sim.errors import EngineStuck
+from sim.moments import at
+from sim.recorder import Recorder, Track
+from sim.request import Request
+from sim.steptime.base import StepTimeModel
+
+StepSink = Callable[[dict[str, Any]], None]
+
+# Scheduling calls in a row that may come to nothing, with nothing on the device, before it is called a hang.
+MAX_IDLE_CALLS = 1000
+
+# How often all tokens in the engine may be computed without one output token before it is called a livelock.
+MAX_RECOMPUTE = 8
+
+
+class InFlight(NamedTuple):
+    """A step on the device: it runs from `start` to `end`."""
+
+    plan: StepPlan
+    shape: StepShape
+    start: float
+    end: float
+
+
+@dataclass(slots=True)
+class Usage:
+    """What the run's time went to, in seconds, and the counters an engine would export.
+
+    Attributes:
+        device: device time by what bounds its steps ("compute", "bandwidth", "overhead"), plus "host": the
+            device waits for the host though there is work; the rest of the run it is idle.
+        waiting: device time of steps behind which requests waited, by what kept them out: "budget" (the
+            step's tokens were used up), "slots" (no free sequence slot), "kv" (anything else: no KV, or no
+            promise of it).
+        out_of_range: how many steps lay outside the step-time model's range, by reason.
+    """
+
+    device: dict[str, float] = field(default_factory=dict)
+    waiting: dict[str, float] = field(default_factory=dict)
+    out_of_range: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    max_kv_used_tokens: int = 0
+    kv_total_tokens: int = 0
+
+
+class SeriesBuffer:
+    """Queue states over time, thinned by half whenever there are too many; the first one is kept."""
+
+    def __init__(self, limit: int = 4096) -> None:
+        self.samples: list[tuple[float, int, int, float]] = []
+        self._limit = limit
+        self._stride = 1
+        self._count = 0
+
+    def add(self, now: float, state: QueueState) -> None:
+        """Take a sample if it is its turn."""
+        if self._count % self._stride == 0:
+            total = state.kv_total_tokens
+            usage = state.kv_used_tokens / total if total else 0.0
+            self.samples.append((now, state.num_running, state.num_waiting, usage))
+            if len(self.samples) >= self._limit:
+                del self.samples[1::2]
+                self._stride *= 2
+        self._count += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an engine's own flags cap, for naming what requests wait for; None is no cap."""
+
+    max_num_seqs: int | None = None
+    max_num_tokens: int | None = None
+
+
+class Replica:
+    """An engine with its front end, stepped in simulated time.
+
+    The loop is that of vLLM V1 (v1/engine/core.py `step`, `step_with_batch_queue`) and SGLang
+    (`event_loop_normal`, `event_loop_overlap`), which differ only in how many steps may be in flight
+    (`Scheduler.pipeline_depth`): take in what has arrived, schedule, launch behind what the device still
+    runs; with room for another step in flight do so again; otherwise wait for the oldest result and
+    process it. Host work shows only where the device waits for it.
+
+    Args:
+        idle_poll: pause after a scheduling call that came to nothing while requests are unfinished (vLLM
+            sleeps 1 ms there) [s].
+
+    Attributes:
+        on_delivered: called at the moment the client holds a request's last chunk.
+        usage, series: what the run used, so far.
+        failure: the exception that ended the loop; `failed` succeeds with it.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        step_time: StepTimeModel,
+        recorder: Recorder,
+        *,
+        idle_poll: float = 0.0,
+        limits: Limits | None = None,
+        steps: StepSink | None = None,
+    ) -> None:
+        self.on_delivered: Callable[[Request], None] | None = None
+        self.usage = Usage()
+        self.series = SeriesBuffer()
+        self.failure: Exception | None = None
+        self.failed = env.event()
+        self._env = env
+        self._scheduler = scheduler
+        self._step_time = step_time
+        self._recorder = recorder
+        self._idle_poll = idle_poll
+        self._limits = limits or Limits()
+        self._steps = steps
+        self._inbox: deque[Request] = deque()
+        self._wake: simpy.Event | None = None
+        self._front_end_free = 0.0
+        self._device_free = 0.0
+        self._worked_until = 0.0
+        self._idle_calls = 0
+        self._tokens_inside = 0
+        self._tokens_since_output = 0
+        self._state = QueueState(0, 0, 0, 0)
+        self._bound: Callable[[StepShape], str] | None = getattr(step_time, "bound", None)
+        env.process(self._guarded())
+
+    def submit(self, request: Request) -> None:
+        """Take a request from a client now; it queues for the serial front end, then for the engine."""
+        now = self._env.now
+        self._recorder.tracks[request.request_id] = Track(request, sent=now)
+        front = self._step_time.front_end
+        work = front.request + front.prompt_token * request.prompt_len
+        self._front_end_free = max(self._front_end_free, now) + work
+        at(self._env, self._front_end_free, partial(self._arrive, request))
+
+    def _arrive(self, request: Request) -> None:
+        self._recorder.tracks[request.request_id].at_engine = self._env.now
+        self._inbox.append(request)
+        if self._wake is not None and not self._wake.triggered:
+            self._wake.succeed()
+
+    def _guarded(self) -> Generator[simpy.Event, Any, None]:
+        try:
+            yield from self._loop()
+        except Exception as failure:
+            self.failure = failure
+            self.failed.succeed()
+
+    def _loop(self) -> Generator[simpy.Event, Any, None]:
+        env, scheduler, depth = self._env, self._scheduler, self._scheduler.pipeline_depth
+        in_flight: deque[InFlight] = deque()
+        while True:
+            self._drain()
+            came_to_nothing = False
+            if scheduler.has_work():
+                plan = scheduler.schedule()
+                shape = plan.shape()
+                self._note_plan(plan)
+                host = self._step_time.host_before(shape)
+                if host:
+                    yield env.timeout(host)
+                if plan.scheduled:
+                    in_flight.append(self._launch(plan, shape))
+                    if len(in_flight) < depth:
+                        continue
+                came_to_nothing = not plan.scheduled
+            elif not in_flight:
+                self._worked_until = env.now
+                self._wake = env.event()
+                yield self._wake
+                self._wake = None
+                self._device_free = max(self._device_free, env.now)
+                continue
+            if in_flight:
+                step = in_flight.popleft()
+                if step.end > env.now:
+                    yield env.timeout(step.end - env.now)
+                result = scheduler.update(step.plan)
+                host = self._step_time.host_after(step.shape)
+                if host:
+                    yield env.timeout(host)
+                self._deliver(step, result)
+            elif came_to_nothing:
+                self._watch_idle()
+            if came_to_nothing and self._idle_poll and self._unfinished():
+                yield env.timeout(self._idle_poll)
+
+    def _drain(self) -> None:
+        while self._inbox:
+            request = self._inbox.popleft()
+            self._scheduler.add_request(request)
+            self._tokens_inside += request.prompt_len + request.max_tokens
+
+    def _note_plan(self, plan: StepPlan) -> None:
+        now, usage, tracks = self._env.now, self.usage, self._recorder.tracks
+        for rid, hit in plan.cached:
+            track = tracks[rid]
+            if track.cached_tokens < 0:
+                track.cached_tokens = hit
+                track.first_scheduled = now
+                usage.prefix_queries += track.request.prompt_len
+                usage.prefix_hits += hit
+        for rid in plan.preempted:
+            tracks[rid].preemptions += 1
+            usage.preemptions += 1
+        state = self._scheduler.queue_state()
+        usage.max_kv_used_tokens = max(usage.max_kv_used_tokens, state.kv_used_tokens)
+        usage.kv_total_tokens = state.kv_total_tokens
+        self.series.add(now, state)
+        self._state = state
+
+    def _launch(self, plan: StepPlan, shape: StepShape) -> InFlight:
+        usage, now = self.usage, self._env.now
+        start = max(now, self._device_free)
+        duration = self._step_time.gpu(shape)
+        if start > self._device_free:
+            _add(usage.device, "host", start - self._device_free)
+        self._device_free = start + duration
+        usage.steps += 1
+        if self._bound is not None:
+            _add(usage.device, self._bound(shape), duration)
+        if reason := self._kept_out(shape):
+            _add(usage.waiting, reason, duration)
+        if reason := self._step_time.out_of_range(shape):
+            usage.out_of_range[reason] = usage.out_of_range.get(reason, 0) + 1
+        self._idle_calls = 0
+        self._tokens_since_output += shape.num_tokens
+        return InFlight(plan, shape, start, start + duration)
+
+    def _kept_out(self, shape: StepShape) -> str | None:
+        if not self._state.num_waiting:
+            return None
+        limits = self._limits
+        if limits.max_num_tokens is not None and shape.num_tokens >= limits.max_num_tokens:
+            return "budget"
+        if limits.max_num_seqs is not None and self._state.num_running >= limits.max_num_seqs:
+            return "slots"
+        return "kv"
+
+    def _deliver(self, step: InFlight, result: StepResult) -> None:
+        recorder, tracks = self._recorder, self._recorder.tracks
+        ids = [rid for rid, _ in result.new_tokens]
+        recorder.emit(self._env.now, ids)
+        if ids:
+            self._tokens_since_output = 0
+        elif self._tokens_since_output > MAX_RECOMPUTE * self._tokens_inside + MAX_IDLE_CALLS:
+            raise EngineStuck(
+                f"request {step.plan.scheduled[0].request.request_id}: computed and preempted over and over "
+                f"without one output token; the KV pool of {self._state.kv_total_tokens} tokens is too small"
+            )
+        for rid, num_output in result.new_tokens:
+            if num_output == 1:
+                tracks[rid].first_result = self._env.now
+        for rid, reason in result.finished:
+            track = tracks[rid]
+            track.reason = reason
+            self._tokens_inside -= track.request.prompt_len + track.request.max_tokens
+            if self.on_delivered is not None:
+                place = ids.index(rid) if rid in ids else len(ids) - 1
+                when = recorder.delivery(place) if ids else self._env.now
+                at(self._env, when, partial(self.on_delivered, track.request))
+        if self._steps is not None:
+            self._steps(describe(step, result, self._state))
+
+    def _unfinished(self) -> bool:
+        state = self._scheduler.queue_state()
+        return state.num_running + state.num_waiting > 0
+
+    def _watch_idle(self) -> None:
+        self._idle_calls += 1
+        if self._idle_calls <= MAX_IDLE_CALLS:
+            return
+        state = self._scheduler.queue_state()
+        waiting, running = self._scheduler.waiting_ids(), self._scheduler.running_ids()
+        who = waiting[0] if waiting else running[0] if running else "none"
+        raise EngineStuck(
+            f"request {who}: can never be scheduled ({state.num_running} running, "
+            f"{state.num_waiting} waiting, {state.kv_used_tokens} of {state.kv_total_tokens} KV tokens held)"
+        )
+
+
+def describe(step: InFlight, result: StepResult, state: QueueState) -> dict[str, Any]:
+    """One step as a JSON-ready line; `running` and `waiting` are those after the latest scheduling call."""
+    plan = step.plan
+    return {
+        "step": plan.step,
+        "kind": plan.kind,
+        "start": step.start,
+        "duration": step.end - step.start,
+        "scheduled": [[c.request.request_id, c.start, c.num_tokens] for c in plan.scheduled],
+        "preempted": list(plan.preempted),
+        "cached": [list(hit) for hit in plan.cached],
+        "new_tokens": [list(token) for token in result.new_tokens],
+        "finished": [list(end) for end in result.finished],
+        "running": state.num_running,
+        "waiting": state.num_waiting,
+    }
+
+
+def _add(counter: dict[str, float], key: str, amount: float) -> None:
+    counter[key] = counter.get(key, 0.0) + amount

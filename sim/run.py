@@ -1,0 +1,83 @@
+"""Drive one scheduler through one workload: the core of every simulation, free of scenarios and flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import simpy
+
+from sim.client import Client
+from sim.engines.base import Scheduler
+from sim.errors import EngineStuck
+from sim.recorder import Recorder, TtftParts
+from sim.replica import Limits, Replica, StepSink, Usage
+from sim.request import Request
+from sim.results import RequestRecords, ServerSeries
+from sim.steptime.base import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """What happened: `duration` runs from time 0 of the load plan to the last answer [s]."""
+
+    records: RequestRecords
+    ttft_parts: TtftParts
+    series: ServerSeries
+    usage: Usage
+    duration: float
+
+
+def run(
+    scheduler: Scheduler,
+    requests: Sequence[Request],
+    step_time: StepTimeModel,
+    *,
+    max_concurrency: int | None = None,
+    stream_interval: int = 1,
+    idle_poll: float = 0.0,
+    limits: Limits | None = None,
+    steps: StepSink | None = None,
+) -> RunOutcome:
+    """Simulate `requests` on one replica until the last one is answered.
+
+    Args:
+        scheduler: fresh; it is used up.
+        max_concurrency: cap of the client on requests in flight.
+        stream_interval: tokens per streamed chunk (both engines' `--stream-interval`).
+        idle_poll: see `Replica`.
+        limits: for naming what requests wait for.
+        steps: called with a JSON-ready dict for every step.
+
+    Raises:
+        EngineStuck: the real engine would hang, die or recompute for ever; names the request.
+        BadInput: the engine would refuse a request.
+    """
+    env = simpy.Environment()
+    recorder = Recorder(step_time.front_end, stream_interval)
+    replica = Replica(env, scheduler, step_time, recorder, idle_poll=idle_poll, limits=limits, steps=steps)
+    client = Client(env, requests, replica.submit, max_concurrency)
+    replica.on_delivered = client.delivered
+    try:
+        env.run(until=client.done | replica.failed)
+    except RuntimeError as ran_dry:
+        raise EngineStuck(
+            f"request {_first_open(recorder)}: the engine stopped with requests unanswered"
+        ) from ran_dry
+    if replica.failure is not None:
+        raise replica.failure
+    recorder.flush()
+    order = sorted(requests, key=lambda r: r.arrival)
+    samples = np.array(replica.series.samples, dtype=np.float64).reshape(-1, 4)
+    return RunOutcome(
+        records=recorder.records(order),
+        ttft_parts=recorder.ttft_parts(order),
+        series=ServerSeries(*samples.T.copy()),
+        usage=replica.usage,
+        duration=env.now,
+    )
+
+
+def _first_open(recorder: Recorder) -> str:
+    return next((rid for rid, track in recorder.tracks.items() if track.reason is None), "none")

@@ -1,0 +1,189 @@
+"""The roofline step-time model: a batch's bytes and FLOP over what the card is known to reach."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from sim.engines.base import StepShape
+from sim.errors import BadInput
+from sim.hardware import GpuSpec
+from sim.steptime.base import FrontEnd
+from sim.steptime.buckets import NO_GRAPHS, GraphBuckets
+from sim.steptime.cost import ModelCost
+from sim.steptime.efficiencies import Efficiencies
+
+Resource = Literal["compute", "bandwidth", "overhead"]
+
+
+class StepParts(NamedTuple):
+    """Where the device time of one step goes [s]; `total` is their sum.
+
+    `gemm` is the larger side of the weights-against-FLOP roofline with its rounded ridge, or the launches
+    where those take longer.
+    """
+
+    overhead: float
+    gemm: float
+    sequences: float
+    kv_read: float
+    prefill_attention: float
+    communication: float
+
+    @property
+    def total(self) -> float:
+        """Device time of the step [s]."""
+        return sum(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Data-sheet peaks of one card for one model: bytes/s and FLOP/s."""
+
+    bandwidth: float
+    gemm_flops: float
+    attention_flops: float
+    link_bandwidth: float
+
+    @classmethod
+    def of(cls, gpu: GpuSpec, cost: ModelCost) -> Peaks:
+        """Peaks of `gpu` in the dtypes that `cost` runs in.
+
+        Raises:
+            BadInput: the card has no rate for one of the dtypes.
+        """
+        for dtype in (cost.gemm_dtype, cost.attention_dtype):
+            if dtype not in gpu.dense_flops:
+                raise BadInput("--gpu", gpu.name, f"has no {dtype} units in the GPU table")
+        return cls(
+            gpu.memory_bandwidth,
+            gpu.dense_flops[cost.gemm_dtype],
+            gpu.dense_flops[cost.attention_dtype],
+            gpu.link_bandwidth,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineModel:
+    """Prices a step from first principles and a few efficiencies.
+
+        t = overhead + ridge(W / BW, T_tiled * F / FL) + sequences + KV read + prefill attention + all-reduces
+
+    W are the weight bytes that the batch touches, F the GEMM FLOP per token, T_tiled the tokens padded to the
+    graph bucket and partly rounded up to a GEMM tile. This form fitted measured runs of vLLM on H100 and
+    RTX cards; the rounded ridge (exponent 2) and the tile edges are those of the layer timings that
+    LLMServingSim publishes for RTX PRO 6000 and RTX 4090 (profiler/perf, vLLM 0.19.0).
+
+    All terms but `kv_read` are independent of `decode_context`, and `kv_read` is linear in it (piecewise with
+    one kink for sliding-window layers: where the mean context passes the window).
+    """
+
+    efficiencies: Efficiencies
+    cost: ModelCost
+    peaks: Peaks
+    buckets: GraphBuckets = NO_GRAPHS
+    tensor_parallel_size: int = 1
+    source: str = ""
+    front_end: FrontEnd = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "front_end", self.efficiencies.front_end)
+
+    def parts(self, shape: StepShape) -> StepParts:
+        """The device time of a step, term by term."""
+        eff, cost = self.efficiencies, self.cost
+        if not shape.num_tokens:
+            return StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        padded, launch = self.buckets.pad(shape)
+        gemm = self._ridge(self._weights(shape), self._compute(padded, shape.num_sampled))
+        if launch == "eager":
+            gemm = max(gemm, eff.eager_launch * cost.num_layers)
+        elif launch == "piecewise":
+            gemm = max(gemm, eff.piecewise_launch * cost.num_layers)
+        return StepParts(
+            overhead=eff.step_overhead,
+            gemm=gemm,
+            sequences=eff.sequence * (shape.num_decode_seqs + shape.num_prefill_seqs),
+            kv_read=self._kv_read(shape.decode_context, shape.num_decode_seqs * cost.sliding_window),
+            prefill_attention=self._prefill_attention(shape),
+            communication=self._communication(padded),
+        )
+
+    def gpu(self, shape: StepShape) -> float:
+        """Seconds that the device is busy with the step."""
+        return self.parts(shape).total
+
+    def host_before(self, shape: StepShape) -> float:
+        """Seconds of host work before the launch."""
+        eff = self.efficiencies
+        return eff.host_schedule + eff.host_schedule_seq * (shape.num_decode_seqs + shape.num_prefill_seqs)
+
+    def host_after(self, shape: StepShape) -> float:
+        """Seconds of host work after the result."""
+        eff = self.efficiencies
+        return eff.host_update + eff.host_update_seq * (shape.num_decode_seqs + shape.num_prefill_seqs)
+
+    def out_of_range(self, shape: StepShape) -> str | None:
+        """Always None: the formula has no calibrated range; its uncertainty is in the efficiencies."""
+        return None
+
+    def bound(self, shape: StepShape) -> Resource:
+        """What most of the step's device time goes to."""
+        parts = self.parts(shape)
+        compute, bandwidth = parts.prefill_attention, parts.kv_read
+        overhead = parts.overhead + parts.sequences + parts.communication
+        weights = self._weights(shape)
+        flops = self._compute(self.buckets.pad(shape)[0], shape.num_sampled)
+        if parts.gemm > self._ridge(weights, flops):
+            overhead += parts.gemm
+        elif flops > weights:
+            compute += parts.gemm
+        else:
+            bandwidth += parts.gemm
+        if overhead >= max(compute, bandwidth):
+            return "overhead"
+        return "compute" if compute > bandwidth else "bandwidth"
+
+    def _weights(self, shape: StepShape) -> float:
+        rate = self.peaks.bandwidth * self.efficiencies.weight_bandwidth
+        return self.cost.weight_bytes(shape.num_tokens, shape.num_sampled) / rate
+
+    def _compute(self, tokens: int, sampled: int) -> float:
+        eff = self.efficiencies
+        tiled = tokens + 0.0
+        if tokens > eff.tile and eff.tile_edge:
+            tiled += eff.tile_edge * (math.ceil(tokens / eff.tile) * eff.tile - tokens)
+        flops = (tiled + eff.gemm_ramp) * self.cost.flops_per_token + sampled * self.cost.lm_head_flops
+        return flops / (self.peaks.gemm_flops * eff.gemm_flops)
+
+    def _ridge(self, weights: float, compute: float) -> float:
+        low, high = min(weights, compute), max(weights, compute)
+        exponent = self.efficiencies.ridge
+        if not high or math.isinf(exponent):
+            return high
+        return high * math.pow(1.0 + math.pow(low / high, exponent), 1.0 / exponent)
+
+    def _kv_read(self, context: int, sliding_limit: int) -> float:
+        cost = self.cost
+        read = (
+            context * cost.kv_bytes_per_token + min(context, sliding_limit) * cost.sliding_kv_bytes_per_token
+        )
+        return read / (self.peaks.bandwidth * self.efficiencies.kv_bandwidth)
+
+    def _prefill_attention(self, shape: StepShape) -> float:
+        cost = self.cost
+        sliding_pairs = min(shape.prefill_pairs, shape.num_prefill_tokens * cost.sliding_window)
+        flops = shape.prefill_pairs * cost.pair_flops + sliding_pairs * cost.sliding_pair_flops
+        compute = flops / (self.peaks.attention_flops * self.efficiencies.attention_flops)
+        in_window = shape.num_prefill_tokens + shape.num_prefill_seqs * cost.sliding_window
+        return max(compute, self._kv_read(shape.prefill_context, in_window))
+
+    def _communication(self, tokens: int) -> float:
+        ranks = self.tensor_parallel_size
+        if ranks == 1:
+            return 0.0
+        eff, cost = self.efficiencies, self.cost
+        moved = 2 * (ranks - 1) / ranks * tokens * cost.allreduce_bytes_per_token
+        wire = moved / (self.peaks.link_bandwidth * eff.link_bandwidth)
+        return 2 * cost.num_layers * (eff.allreduce_latency + wire)
