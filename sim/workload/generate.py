@@ -1,0 +1,176 @@
+"""From the description of a load to its requests: the same load for the simulator and for the bench."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import repeat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sim.errors import BadInput
+from sim.provenance import Note
+from sim.request import Request
+from sim.workload.arrivals import check_arrivals, sglang_arrivals, vllm_arrivals
+from sim.workload.datasets import Prompts, prefix_repetition, sglang_random, vllm_random
+from sim.workload.sharegpt import read_sharegpt
+from sim.workload.spec import PrefixRepetitionDataset, RandomDataset, WorkloadSpec
+from sim.workload.traces import first, read_trace
+
+Floats = NDArray[np.float64]
+MAX_SEED = 2**32 - 1  # numpy's legacy generator takes no larger one, and neither do the clients
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A generated load.
+
+    Attributes:
+        requests: in order of their scheduled send times.
+        notes: what the user should know: estimated lengths, rows left out, prompts repeated.
+    """
+
+    requests: list[Request]
+    notes: tuple[Note, ...]
+
+
+def generate(spec: WorkloadSpec, seed: int | None = None) -> list[Request]:
+    """The requests of a load, ordered by arrival; request i of the client has the id `str(i)`.
+
+    With `request_rate` inf every arrival is 0; who enforces `max_concurrency` sends them as slots fall
+    free. Warm-ups are not among them: see `warmups`.
+
+    Args:
+        spec: the load.
+        seed: instead of `spec.seed`.
+
+    Raises:
+        BadInput: a value or a file that cannot be used, named.
+    """
+    return generate_load(spec, seed).requests
+
+
+def generate_load(spec: WorkloadSpec, seed: int | None = None) -> Load:
+    """`generate`, with the notes that belong to it."""
+    seed = spec.seed if seed is None else seed
+    check_spec(spec, seed)
+    with _collector_off():
+        return _generate(spec, seed)
+
+
+def _generate(spec: WorkloadSpec, seed: int) -> Load:
+    rng = np.random.RandomState(seed)
+    prompts = _prompts(spec, seed, rng)
+    if spec.use_trace_arrivals:
+        if prompts.arrivals is None:
+            raise BadInput(
+                "--dataset-name", _dataset_name(spec), "brings no arrival times; give --request-rate"
+            )
+        arrivals = prompts.arrivals / spec.rate_scale
+    elif spec.client == "sglang":
+        arrivals = sglang_arrivals(len(prompts), spec.request_rate, rng)
+    else:
+        arrivals = vllm_arrivals(len(prompts), spec.request_rate, spec.burstiness, spec.ramp_up, rng)
+    count = len(prompts)
+    if spec.duration is not None:
+        count = int(np.searchsorted(arrivals, spec.duration, side="right"))
+        if count == 0:
+            raise BadInput(
+                "--duration", spec.duration, f"ends before the first request ({arrivals[0]:.3f} s)"
+            )
+    return Load(_requests(spec, prompts, arrivals, count), prompts.notes)
+
+
+def check_spec(spec: WorkloadSpec, seed: int) -> None:
+    """Refuse values that describe no load.
+
+    Raises:
+        BadInput: naming the client's flag.
+    """
+    check_arrivals(spec.request_rate, spec.burstiness, spec.ramp_up, spec.client)
+    for flag, value, low in (
+        ("--num-prompts", spec.num_prompts, 1),
+        ("--max-concurrency", spec.max_concurrency, 1),
+        ("--num-warmups", spec.num_warmups, 0),
+    ):
+        if value is not None and value < low:
+            raise BadInput(flag, value, f"must be at least {low}")
+    if not 0 <= seed <= MAX_SEED:
+        raise BadInput("--seed", seed, f"must be between 0 and {MAX_SEED}")
+    for flag, number in (("--rate-scale", spec.rate_scale), ("--duration", spec.duration)):
+        if number is not None and not (math.isfinite(number) and number > 0):
+            raise BadInput(flag, number, "must be above 0 and finite")
+    output_len = getattr(spec.dataset, "output_len", None)
+    if output_len is not None and output_len < 1:
+        raise BadInput("--output-len", output_len, "must be at least 1")
+
+
+def warmups(spec: WorkloadSpec, requests: list[Request]) -> list[Request]:
+    """The warm-up requests: `num_warmups` copies of request 0 (vllm/benchmarks/serve.py, 0.28).
+
+    The client sends them all at once (under `max_concurrency`) and waits for the last answer before its
+    clock starts. Those after the first find the prompt in the prefix cache, and so does request 0 later.
+    """
+    client_first = next((r for r in requests if r.request_id == "0"), None)
+    if client_first is None or not spec.num_warmups:
+        return []
+    return [replace(client_first, request_id=f"warmup-{i}", arrival=0.0) for i in range(spec.num_warmups)]
+
+
+def _dataset_name(spec: WorkloadSpec) -> str:
+    dataset = spec.dataset
+    if isinstance(dataset, RandomDataset):
+        return "random"
+    return "prefix_repetition" if isinstance(dataset, PrefixRepetitionDataset) else dataset.kind
+
+
+def _prompts(spec: WorkloadSpec, seed: int, rng: np.random.RandomState) -> Prompts:
+    """Lengths and prefixes; `rng` is the client's global stream, from which the gaps come afterwards."""
+    dataset, n = spec.dataset, spec.num_prompts
+    if isinstance(dataset, RandomDataset):
+        return vllm_random(dataset, n, seed) if dataset.style == "vllm" else sglang_random(dataset, n, rng)
+    if isinstance(dataset, PrefixRepetitionDataset):
+        return prefix_repetition(dataset, n, seed)
+    if dataset.kind == "sharegpt":
+        return read_sharegpt(dataset, n, seed)
+    trace = read_trace(dataset)
+    cut = first(trace, n)
+    if len(cut) < n:
+        note = Note("info", dataset.path, f"holds {len(cut)} requests, {n} asked for: all are sent, once")
+        return replace(cut, notes=(*cut.notes, note))
+    return cut
+
+
+def _requests(spec: WorkloadSpec, prompts: Prompts, arrivals: Floats, count: int) -> list[Request]:
+    ignores_eos = spec.ignore_eos or prompts.forces_ignore_eos
+    # A length from a trace is where the model stopped; without ignore_eos it stops there again.
+    stops = repeat(None) if ignores_eos else prompts.output_lens
+    return [
+        Request(str(i), segments, output_len, arrival, stop, priority, session)
+        for i, segments, output_len, arrival, stop, priority, session in zip(
+            range(count),
+            prompts.segments,
+            prompts.output_lens,
+            arrivals.tolist(),
+            stops,
+            prompts.priorities or repeat(0),
+            prompts.sessions or repeat(None),
+            strict=False,
+        )
+    ]
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """Halves the time for a million requests: there is no garbage, and every pass would visit them all."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,113 @@
+"""ShareGPT-style files: conversations, or the lengths of prompts and answers."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from sim.errors import BadInput
+from sim.provenance import Note
+from sim.request import Segment
+from sim.workload.datasets import Prompts
+from sim.workload.files import INPUT_NAMES, OUTPUT_NAMES, json_lines, parse_json, pick, read_text, whole
+from sim.workload.spec import FileDataset
+
+BYTES_PER_TOKEN = 4.0  # English text under today's vocabularies: 4 to 4.5 bytes; no tokenizer is at hand
+MIN_LEN, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # is_valid_sequence, vllm/benchmarks/datasets, 0.28
+
+
+def estimate_tokens(text: str) -> int:
+    """Tokens of a text by its size in bytes: a stand-in for a tokenizer, good to some 20 % on prose."""
+    return math.ceil(len(text.encode("utf-8")) / BYTES_PER_TOKEN)
+
+
+def read_sharegpt(dataset: FileDataset, n: int, seed: int) -> Prompts:
+    """The first `n` usable entries after the client's own shuffle; too few are drawn again at random.
+
+    Entries are conversations (`conversations: [{"value": ...}, {"value": ...}, ...]`; the first two turns
+    count, entries with fewer are skipped, and too short or too long ones too, as vLLM does) or lengths
+    (`input_len`, `output_len` and their usual aliases; none is skipped). Order of draws: ShareGPTDataset,
+    vllm/benchmarks/datasets, 0.28.
+
+    Raises:
+        BadInput: naming file and entry.
+    """
+    entries = _entries(dataset.path)
+    with_text = [e for _, e in entries if "conversations" in e]
+    if with_text and len(with_text) < len(entries):
+        raise BadInput(dataset.path, None, "mixes conversations and lengths; use one of the two")
+    lengths = _conversations(with_text, dataset, n, seed) if with_text else _plain(entries, dataset, n, seed)
+    if not lengths:
+        hint = f"holds no usable entry (two turns, {MIN_LEN} to {MAX_PROMPT} prompt tokens)"
+        raise BadInput("--dataset-path", dataset.path, hint)
+    notes = []
+    if with_text:
+        text = f"lengths are estimated at {BYTES_PER_TOKEN:g} bytes per token; give lengths to be exact"
+        notes.append(Note("assumed", dataset.path, text))
+    rows = list(range(len(lengths)))
+    if len(rows) < n:
+        notes.append(
+            Note("info", dataset.path, f"{len(rows)} usable entries for {n} prompts: some are repeated")
+        )
+        rng = random.Random(seed)
+        rows += [rng.choice(rows[: len(lengths)]) for _ in range(n - len(rows))]
+    # A repeated entry is the same text again, so it hits the prefix cache: the key is the entry's.
+    segments: list[tuple[Segment, ...]] = [((row, lengths[row][0]),) for row in rows]
+    return Prompts(segments, [lengths[row][1] for row in rows], notes=tuple(notes))
+
+
+def _entries(path: str) -> list[tuple[str, dict[str, Any]]]:
+    """(where, entry) of a JSON list or of JSON lines."""
+    text = read_text(path)
+    if text.lstrip().startswith("["):
+        values = parse_json(text, path)
+        found = [(f"{path} entry {i}", value) for i, value in enumerate(values)]
+    else:
+        found = [(f"{path} line {line}", value) for line, value in json_lines(text, path)]
+    for where, value in found:
+        if not isinstance(value, dict):
+            raise BadInput(where, None, "must be a JSON object")
+    return found
+
+
+def _shuffled(count: int, dataset: FileDataset, seed: int) -> list[int]:
+    order = list(range(count))
+    if dataset.shuffle:
+        random.Random(seed).shuffle(order)
+    return order
+
+
+def _conversations(
+    entries: list[dict[str, Any]], dataset: FileDataset, n: int, seed: int
+) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of conversations, as many as asked for."""
+    usable = [e["conversations"] for e in entries if len(e["conversations"]) >= 2]
+    lengths: list[tuple[int, int]] = []
+    for index in _shuffled(len(usable), dataset, seed):
+        if len(lengths) == n:
+            break
+        try:
+            prompt, answer = (str(turn["value"]) for turn in usable[index][:2])
+        except (KeyError, TypeError):
+            where = f"{dataset.path} entry {index}"
+            raise BadInput(where, None, 'conversation turns must be objects with a "value"') from None
+        tokens = estimate_tokens(prompt)
+        output = dataset.output_len or estimate_tokens(answer)
+        too_short = tokens < MIN_LEN or (dataset.output_len is None and output < MIN_LEN)
+        if not (too_short or tokens > MAX_PROMPT or tokens + output > MAX_TOTAL):
+            lengths.append((tokens, output))
+    return lengths
+
+
+def _plain(
+    entries: list[tuple[str, dict[str, Any]]], dataset: FileDataset, n: int, seed: int
+) -> list[tuple[int, int]]:
+    """(prompt, output) tokens of a file of lengths."""
+    lengths: list[tuple[int, int]] = []
+    for index in _shuffled(len(entries), dataset, seed)[:n]:
+        where, entry = entries[index]
+        tokens = whole(pick(entry, INPUT_NAMES, where), where, "input_len", 1)
+        output = dataset.output_len or whole(pick(entry, OUTPUT_NAMES, where), where, "output_len", 1)
+        lengths.append((tokens, output))
+    return lengths
