@@ -1,0 +1,40 @@
+"""How much of a running request's remaining output is reserved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.engines.sglang.live_request import LiveRequest
+
+_INIT = 0.7
+_MIN_FACTOR = 0.14
+_DECAY_STEPS = 600
+RETRACT_DECODE_STEPS = 20  # SGLANG_RETRACT_DECODE_STEPS
+
+
+class NewTokenRatio:
+    """The ratio's course: down a step with each decode call, up with a retraction, back when idle.
+
+    Source: SGLang 0.5.21 `managers/scheduler_components/new_token_ratio_tracker.py` with the defaults of its
+    environment variables.
+    """
+
+    def __init__(self, conservativeness: float) -> None:
+        self.init = min(_INIT * conservativeness, 1.0)
+        self.min = min(self.init * _MIN_FACTOR, 1.0)
+        self.decay = (self.init - self.min) / _DECAY_STEPS
+        self.current = self.init
+
+    def decay_step(self) -> None:
+        """A decode call without retraction."""
+        self.current = max(self.current - self.decay, self.min)
+
+    def reset(self) -> None:
+        """The engine is idle."""
+        self.current = self.init
+
+    def after_retraction(self, kept: Sequence[LiveRequest]) -> None:
+        """A retraction left these requests running."""
+        outputs = sum(req.num_output_tokens for req in kept)
+        limits = sum(req.max_new_tokens for req in kept)
+        self.current = min(1.0, (outputs + RETRACT_DECODE_STEPS * len(kept)) / (limits + 1))

@@ -1,0 +1,364 @@
+"""SGLang's scheduler, call by call.
+
+Rules: SGLang 0.5.21 `managers/scheduler.py` (event loops, `get_next_batch_to_run`, `get_new_batch_prefill`,
+`update_running_batch`), `managers/schedule_batch.py`, and
+`managers/scheduler_components/batch_result_processor.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.engines.base import FinishReason, QueueState, ScheduledChunk, StepPlan, StepResult
+from sim.engines.sglang.config import SglangSchedulerConfig
+from sim.engines.sglang.kv_pool import KvPool
+from sim.engines.sglang.live_request import LiveRequest
+from sim.engines.sglang.new_token_ratio import NewTokenRatio
+from sim.engines.sglang.policy import SchedulePolicy
+from sim.engines.sglang.preempt import preempt_for
+from sim.engines.sglang.prefill_adder import PrefillAdder, Verdict
+from sim.engines.sglang.radix_cache import RadixCache
+from sim.engines.sglang.retract import retract_decode
+from sim.engines.sglang.stuck import lost, never_admitted
+from sim.engines.sglang.tokens import prompt_runs
+from sim.errors import BadInput
+from sim.request import Request
+
+
+class Batch:
+    """The engine's batch object.
+
+    Attributes:
+        reqs: its requests.
+        is_full: the `batch_is_full` latch. It belongs to the object, so replacing the object loses it.
+        prefill_only: none of its requests generates more than the prefill's token.
+        chunked: the request whose prompt continues in a later batch.
+        num_prefill: how many of `reqs` are prefills; the rest are decodes of a mixed batch.
+    """
+
+    __slots__ = ("chunked", "is_full", "num_prefill", "prefill_only", "reqs")
+
+    def __init__(self, reqs: list[LiveRequest], *, is_full: bool = False) -> None:
+        self.reqs = reqs
+        self.is_full = is_full
+        self.prefill_only = False
+        self.chunked: LiveRequest | None = None
+        self.num_prefill = 0
+
+    def drop_finished(self, *chunked: LiveRequest | None) -> bool:
+        """Keep what is neither finished nor one of `chunked`. Returns whether anything left."""
+        before = len(self.reqs)
+        self.reqs = [req for req in self.reqs if not req.finished and req not in chunked]
+        return len(self.reqs) < before
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A launched batch as its result will find it."""
+
+    step: int
+    reqs: list[LiveRequest]
+    num_prefill: int
+    chunked: LiveRequest | None
+
+
+class SglangScheduler:
+    """SGLang's scheduler behind the interface of `sim.engines.base.Scheduler`.
+
+    With the overlap schedule (`pipeline_depth` 2) call k+1 comes before the result of call k. Idle plans
+    need not be handed back.
+    """
+
+    def __init__(self, config: SglangSchedulerConfig) -> None:
+        self.config = config
+        self.pipeline_depth = 1 if config.disable_overlap_schedule else 2
+        tree = None if config.disable_radix_cache else RadixCache(config.page_size)
+        self.pool = KvPool(config.pool_tokens, config.page_size, tree)
+        self.ratio = NewTokenRatio(config.schedule_conservativeness)
+        self._policy = SchedulePolicy(config)
+        self._waiting: list[LiveRequest] = []
+        self._running = Batch([])
+        self._last_prefill: Batch | None = None
+        self._chunked: LiveRequest | None = None
+        self._in_flight: deque[_InFlight] = deque()
+        self._stops: dict[str, int] = {}
+        self._free_slots = config.request_slots
+        self._step = 0
+        self._arrived = 0
+        self._decode_rounds = 0
+        self._fully_idle = True
+        self._ratio_resets = False
+
+    # -- interface ---------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request, its `max_tokens` clipped to what context and pool allow.
+
+        Raises:
+            BadInput: the server would refuse it.
+
+        Source: SGLang 0.5.21 `Scheduler.init_req_max_new_tokens`, `utils/validate_input_length`.
+        """
+        config, pool = self.config, self.pool
+        longest = min(config.context_length - 1, pool.total - 1)
+        if request.prompt_len >= longest - 5:
+            hint = (
+                f"{request.prompt_len} prompt tokens are too many; the engine takes less than {longest - 5}"
+            )
+            raise BadInput("request", request.request_id, hint)
+        if request.prompt_len + request.max_tokens > config.context_length:
+            hint = (
+                f"asks for {request.prompt_len} + {request.max_tokens} tokens, "
+                f"more than --context-length {config.context_length}"
+            )
+            raise BadInput("request", request.request_id, hint)
+        limit = max(0, min(request.max_tokens, longest - request.prompt_len - 1))
+        limit = max(0, min(limit, pool.total - pool.ceil(request.prompt_len) - pool.page_size - 1))
+        runs = prompt_runs(request.prompt, self._stops)
+        self._waiting.append(LiveRequest(request, runs, self._arrived, limit))
+        self._arrived += 1
+        self._fully_idle = False
+
+    def schedule(self) -> StepPlan:
+        """Decide the next batch.
+
+        Raises:
+            EngineStuck: the engine runs out of memory for good, or waits for ever.
+        """
+        if self._ratio_resets:
+            self._ratio_resets = False
+            self.ratio.reset()
+        plan = StepPlan(self._step, "idle")
+        self._step += 1
+        drained = not self._in_flight
+        self._merge_last_prefill()
+        batch = None
+        stands_still = not self._decode_rounds
+        if self._decode_rounds:
+            self._decode_rounds -= 1
+        else:
+            batch = self._new_prefill_batch(plan)
+        if batch is not None:
+            self._decode_rounds = self.config.prefill_decode_interval
+            self._launch_prefill(batch, plan)
+        else:
+            running = self._running
+            if running.reqs and not running.prefill_only:
+                self._update_running(plan)
+                stands_still = False
+            if running.reqs and not running.prefill_only:
+                self._launch_decode(plan)
+            elif drained:
+                self._check_idle(stands_still)
+        return plan
+
+    def update(self, plan: StepPlan) -> StepResult:
+        """Process the result of a plan; a sampled token counts only from here on."""
+        result = StepResult()
+        if plan.kind == "idle":
+            return result
+        flight = self._in_flight.popleft()
+        if flight.step != plan.step:
+            raise ValueError(f"plan {plan.step} handed back while {flight.step} is due")
+        for i, req in enumerate(flight.reqs):
+            if req.finished or req.retracted or req is flight.chunked:
+                continue
+            outputs = req.num_output_tokens = req.num_output_tokens + 1
+            result.new_tokens.append((req.request_id, outputs))
+            if not req.ignore_eos and req.request.samples_stop(outputs):
+                req.stopped = True
+                if req.request.session is not None:
+                    self._stops[req.request_id] = outputs
+                self._finish(req, "stop", result)
+            elif outputs >= req.max_new_tokens:
+                self._finish(req, "length", result)
+            elif i < flight.num_prefill:
+                self.pool.store_unfinished(req)
+        return result
+
+    def has_work(self) -> bool:
+        """Whether the engine has anything to do, its own idle housekeeping included."""
+        return not self._fully_idle
+
+    def queue_state(self) -> QueueState:
+        """Requests with a slot, requests waiting, and the KV that requests hold."""
+        pool = self.pool
+        return QueueState(
+            num_running=self.config.request_slots - self._free_slots,
+            num_waiting=len(self._waiting),
+            kv_used_tokens=pool.total - pool.available - pool.evictable,
+            kv_total_tokens=pool.total,
+        )
+
+    def running_ids(self) -> Sequence[str]:
+        """The running list; a prefill joins it one call later, and during a mixed batch it is empty."""
+        return [req.request_id for req in self._running.reqs]
+
+    def waiting_ids(self) -> Sequence[str]:
+        """The waiting queue in its present order."""
+        return [req.request_id for req in self._waiting]
+
+    # -- one call ----------------------------------------------------------------------------------------
+
+    def _merge_last_prefill(self) -> None:
+        """Let the previous call's prefills join the running list, all but the one still chunked."""
+        chunked = self._chunked
+        if chunked is not None and chunked.end > chunked.prefix_len:
+            self.pool.store_unfinished(chunked)
+        last = self._last_prefill
+        if last is not None:
+            self._last_prefill = None
+            if last.drop_finished(chunked, last.chunked):
+                self._running.is_full = False
+            if last.reqs:
+                if not self._running.reqs:
+                    self._running = last
+                else:
+                    self._running.reqs = self._running.reqs + last.reqs
+                    self._running.prefill_only &= last.prefill_only
+        if self._running.prefill_only:
+            self._running.drop_finished()
+            if not self._running.reqs:
+                self._running.is_full = False
+
+    def _new_prefill_batch(self, plan: StepPlan) -> Batch | None:
+        """Admit what slots and budgets allow, the carried chunked request first."""
+        config, running, chunked = self.config, self._running, self._chunked
+        preempts = config.enable_priority_scheduling
+        if preempts:
+            running.is_full = False
+        if (running.is_full or not self._waiting) and chunked is None:
+            return None
+        if chunked is None and not preempts and self._allocatable() <= 0:
+            running.is_full = True
+            return None
+        self._policy.order(self._waiting, self.pool)
+        adder = PrefillAdder(config, self.pool, running.reqs, self.ratio.current)
+        if chunked is not None and not adder.add_chunked(chunked):
+            self._chunked = None
+        preempted: list[LiveRequest] = []
+        for req in self._waiting:
+            if len(adder.can_run) >= self._allocatable():
+                running.is_full = True
+            if running.is_full:
+                if not preempts:
+                    break
+                victims = preempt_for(req, running.reqs, adder, self.pool, config)
+                if not victims:
+                    break
+                self._leave_running(victims, plan)
+                running.reqs = adder.running = [other for other in running.reqs if not other.retracted]
+                preempted += victims
+            req.fill_len = req.num_tokens
+            req.prefix_len = req.owned = self.pool.match(req, req.num_tokens - 1)
+            verdict = adder.add(req)
+            if verdict is not Verdict.CONTINUE:
+                running.is_full |= verdict is Verdict.NO_TOKEN
+                break
+        if not adder.can_run:
+            if preempted:
+                raise lost(preempted[0].request_id, self._waiting[0].request_id)
+            return None
+        admitted = set(adder.can_run)
+        for req in self._waiting:
+            if req in admitted:
+                plan.cached.append((req.request_id, req.start))
+        self._waiting = [req for req in self._waiting if req not in admitted]
+        self._waiting += preempted
+        if adder.new_chunked is not None:
+            self._chunked = adder.new_chunked
+        batch = Batch(adder.can_run)
+        batch.chunked = self._chunked
+        batch.prefill_only = all(req.max_new_tokens == 0 for req in adder.can_run)
+        return batch
+
+    def _launch_prefill(self, batch: Batch, plan: StepPlan) -> None:
+        """Allocate a prefill batch; in mixed mode let the running decodes join it."""
+        for req in batch.reqs:
+            if not req.holds_slot:
+                req.holds_slot = True
+                self._free_slots -= 1
+            req.retracted = False
+        self.pool.allocate_extend(batch.reqs)
+        scheduled = plan.scheduled
+        for req in batch.reqs:
+            scheduled.append(
+                ScheduledChunk(req.request, req.start, req.end - req.start, req is not batch.chunked)
+            )
+        batch.num_prefill = len(batch.reqs)
+        plan.kind = "prefill"
+        running = self._running
+        if self.config.mixes_chunks and running.reqs:
+            running.drop_finished()
+            if running.reqs:
+                self._decode_one(running.reqs, plan)
+                for req in running.reqs:
+                    req.fill_len = req.num_tokens
+                batch.reqs = batch.reqs + running.reqs
+                batch.prefill_only = False
+                plan.kind = "mixed"
+                self._running = Batch([], is_full=running.is_full)
+        self._last_prefill = batch
+        self._in_flight.append(_InFlight(plan.step, batch.reqs, batch.num_prefill, batch.chunked))
+
+    def _update_running(self, plan: StepPlan) -> None:
+        """Make the running list ready to decode: drop who finished, retract who does not fit."""
+        running = self._running
+        shrank = running.drop_finished()
+        if not running.reqs:
+            running.is_full = False
+            return
+        if self.pool.decode_fits(running.reqs):
+            self.ratio.decay_step()
+        else:
+            running.reqs, victims = retract_decode(running.reqs, self.pool)
+            self._leave_running(victims, plan)
+            self._waiting += victims
+            self.ratio.after_retraction(running.reqs)
+            shrank = True
+        if shrank:
+            running.is_full = False
+
+    def _launch_decode(self, plan: StepPlan) -> None:
+        reqs = self._running.reqs
+        plan.kind = "decode"
+        self._decode_one(reqs, plan)
+        self._in_flight.append(_InFlight(plan.step, reqs, 0, None))
+
+    def _decode_one(self, reqs: list[LiveRequest], plan: StepPlan) -> None:
+        """One more position for each request, to feed its newest token."""
+        self.pool.allocate_decode(reqs)
+        scheduled = plan.scheduled
+        for req in reqs:
+            scheduled.append(ScheduledChunk(req.request, req.kv, 1, True))
+            req.kv += 1
+
+    # -- helpers -----------------------------------------------------------------------------------------
+
+    def _allocatable(self) -> int:
+        """Requests that may still be admitted; finished but unfiltered ones count as running."""
+        return min(self.config.request_slots - len(self._running.reqs), self._free_slots)
+
+    def _leave_running(self, victims: Sequence[LiveRequest], plan: StepPlan) -> None:
+        """Free the slots of retracted or preempted requests."""
+        for req in victims:
+            req.holds_slot = False
+            self._free_slots += 1
+            plan.preempted.append(req.request_id)
+
+    def _finish(self, req: LiveRequest, reason: FinishReason, result: StepResult) -> None:
+        req.finished = True
+        req.holds_slot = False
+        self._free_slots += 1
+        self.pool.release(req, store=True)
+        result.finished.append((req.request_id, reason))
+
+    def _check_idle(self, stands_still: bool) -> None:
+        """Nothing runs and no result is due: either the work is done, or the engine waits for ever."""
+        if not self._waiting:
+            self._fully_idle = self._ratio_resets = self._chunked is None
+            return
+        if stands_still:
+            raise never_admitted(self._waiting[0].request_id, len(self._waiting) - 1, self.config.version)

@@ -1,0 +1,46 @@
+"""The states in which the real engine dies, hangs or drops a request, and the way out of each.
+
+Every one of them is read from, and where the docstring says so reproduced on, SGLang 0.5.21.
+"""
+
+from __future__ import annotations
+
+from sim.errors import EngineStuck
+
+_MORE_KV = "raise --max-total-tokens or --mem-fraction-static"
+
+
+def out_of_memory(phase: str, request_id: str, needed: int, available: int, page_size: int) -> EngineStuck:
+    """An allocation fails although admission let it through; the scheduler process dies. Reproduced."""
+    return EngineStuck(
+        f"SGLang dies with '{phase} out of memory' at a batch that begins with request {request_id}: it needs "
+        f"{needed} KV tokens (page size {page_size}) and {available} are left after eviction. A chunked prompt "
+        "must go on and, in a mixed batch, decodes get memory without the check that would retract some; "
+        f"drop --enable-mixed-chunk, {_MORE_KV}, or raise --schedule-conservativeness"
+    )
+
+
+def cannot_retract(request_id: str) -> EngineStuck:
+    """The last running request cannot decode even with the pool to itself; the engine aborts it."""
+    return EngineStuck(
+        f"SGLang aborts request {request_id}: nothing else is left to retract and the KV pool has no room for "
+        f"its next token; {_MORE_KV}, or drop --prefill-decode-interval"
+    )
+
+
+def never_admitted(request_id: str, behind: int, version: str) -> EngineStuck:
+    """The `batch_is_full` latch is set while nothing runs; only a running request could clear it."""
+    return EngineStuck(
+        f"SGLang {version} hangs: nothing runs, yet request {request_id} and {behind} behind it are never "
+        "admitted, because batch_is_full was set while memory or request slots were short and only a running "
+        f"request could clear it; {_MORE_KV}, or raise --max-running-requests"
+    )
+
+
+def lost(request_id: str, waiting_id: str) -> EngineStuck:
+    """A preempted request is queued again only if the pass admits somebody; else nobody knows it any more."""
+    return EngineStuck(
+        f"SGLang loses request {request_id}: it was preempted for request {waiting_id}, which then did not fit, "
+        f"and in that case it is not queued again; {_MORE_KV}, or raise "
+        "--priority-scheduling-preemption-threshold"
+    )
