@@ -15,14 +15,14 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sim.errors import BadInput, ServecastError
 
-Line = Mapping[str, Any]
+Line = dict[str, Any]
 """One JSON object of a scenario or trace file."""
 
 FACTS = ("outcome", "evicted_blocks", "evicted_tokens")
@@ -127,7 +127,7 @@ def load_traces(path: Path) -> list[Trace]:
     return traces
 
 
-def replay(scenario: Line, version: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def replay(scenario: Line, version: str) -> tuple[list[Line], Line]:
     """Run a scenario through our scheduler of its engine.
 
     Returns the lines of the trace, one per scheduling call, and the facts that belong in its header.

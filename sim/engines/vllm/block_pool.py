@@ -15,9 +15,10 @@ are objects.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from sim.request import Segment, SegmentKey
+from sim.request import Request, Segment, SegmentKey
 
 NEVER = 1 << 62
 """A token count that no sequence reaches."""
@@ -59,7 +60,9 @@ class BlockTable:
         num_blocks: blocks that it holds.
         capacity: tokens for which they have room.
         hash_at: number of computed tokens at which its next block is full and gets a hash.
-        hashed: those of its first blocks that have a hash, in order. A counting pool keeps `num_hashed` only.
+        hashed: those of its first blocks that have a hash, in order.
+        num_hashed: their number, where nobody needs to know more (`CountingBlockPool`).
+        segment, offset: where in `segments` the first block without a hash begins.
     """
 
     __slots__ = ("capacity", "hash_at", "hashed", "num_blocks", "num_hashed", "offset", "segment", "segments")
@@ -218,6 +221,87 @@ class PrefixCachingBlockPool:
         table.hashed = []
         table.num_blocks = table.capacity = table.segment = table.offset = 0
         table.hash_at = self._first_hash_at
+
+
+class CountingBlockPool:
+    """The same pool for workloads in which no request can hit another's blocks: it only counts.
+
+    Every free hashed block then belongs to one request, whose chain loses its tail first, so one number per
+    request says which of its blocks are left. What a preempted request hits when it resumes are these. Good
+    for first come, first served only: under `priority` a request can be preempted in the very call that
+    completed its last block, and then resumes with fewer blocks than it has left.
+
+    Args: as of `PrefixCachingBlockPool`.
+    """
+
+    def __init__(self, num_gpu_blocks: int, block_size: int, enable_caching: bool) -> None:
+        self.block_size = block_size
+        self.num_free_blocks = num_gpu_blocks - 1
+        self.num_evicted_blocks = 0
+        self._first_hash_at = block_size if enable_caching else NEVER
+        self._num_free_unhashed = num_gpu_blocks - 1
+        self._free_hashed: OrderedDict[BlockTable, int] = OrderedDict()
+
+    def new_table(self, request_id: str, prompt: tuple[Segment, ...]) -> BlockTable:
+        """An empty table for a request."""
+        return BlockTable(prompt, self._first_hash_at)
+
+    def find_cached(self, table: BlockTable, max_blocks: int) -> Hit:
+        """The request's own blocks that are left; they are never more than `max_blocks`."""
+        left = self._free_hashed.get(table, 0)
+        if left > max_blocks:
+            raise ValueError(f"{left} blocks are left of a sequence that can use {max_blocks}")
+        return Hit(left, left, []) if left else NO_HIT
+
+    def allocate(self, table: BlockTable, num_new: int, hit: Hit = NO_HIT) -> None:
+        """Give a table the blocks of a hit and `num_new` further ones; the caller has checked the room."""
+        if hit.num_blocks:
+            del self._free_hashed[table]
+            table.num_hashed = table.num_blocks = hit.num_blocks
+            table.hash_at = (hit.num_blocks + 1) * self.block_size
+        unhashed = min(num_new, self._num_free_unhashed)
+        self._num_free_unhashed -= unhashed
+        if num_new > unhashed:
+            self._evict(num_new - unhashed)
+        self.num_free_blocks -= num_new + hit.num_free
+        table.num_blocks += num_new
+        table.capacity = table.num_blocks * self.block_size
+
+    def _evict(self, num_blocks: int) -> None:
+        self.num_evicted_blocks += num_blocks
+        while num_blocks:
+            oldest, left = next(iter(self._free_hashed.items()))
+            if left > num_blocks:
+                self._free_hashed[oldest] = left - num_blocks
+                return
+            del self._free_hashed[oldest]
+            num_blocks -= left
+
+    def register(self, table: BlockTable, num_tokens: int) -> None:
+        """Give every block that is full with `num_tokens` tokens its hash, if it has none."""
+        if table.hash_at <= num_tokens:
+            table.num_hashed = num_tokens // self.block_size
+            table.hash_at = (table.num_hashed + 1) * self.block_size
+
+    def free(self, table: BlockTable) -> None:
+        """Take all blocks of a table back."""
+        self._num_free_unhashed += table.num_blocks - table.num_hashed
+        self.num_free_blocks += table.num_blocks
+        if table.num_hashed:
+            self._free_hashed[table] = table.num_hashed
+        table.num_hashed = table.num_blocks = table.capacity = 0
+        table.hash_at = self._first_hash_at
+
+
+def can_share_prefixes(requests: Iterable[Request]) -> bool:
+    """Whether two of the requests may begin with the same block; False if all first segments differ."""
+    seen: set[SegmentKey] = set()
+    for request in requests:
+        key = request.prompt[0][0]
+        if key in seen:
+            return True
+        seen.add(key)
+    return False
 
 
 def _next_piece(

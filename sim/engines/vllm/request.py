@@ -10,7 +10,7 @@ class EngineRequest:
     """Progress of one request inside the engine. All counts are tokens unless said otherwise.
 
     Attributes:
-        order: position in the order of arrival, which breaks ties between equal priorities.
+        sort_key: (priority, position in the order of arrival): the lowest runs first under `priority`.
         length_limit: the sequence length at which generation ends, `min(prompt + max_tokens, max_model_len)`.
         max_total_tokens: prompt + max_tokens.
         num_tokens: prompt and generated tokens that the scheduler knows.
@@ -26,20 +26,22 @@ class EngineRequest:
         "max_total_tokens",
         "num_computed_tokens",
         "num_output_placeholders",
+        "num_prompt_tokens",
         "num_stale_results",
         "num_tokens",
-        "order",
         "request",
+        "request_id",
         "sort_key",
         "table",
     )
 
     def __init__(self, request: Request, order: int, max_model_len: int, table: BlockTable) -> None:
         self.request = request
-        self.order = order
+        self.request_id = request.request_id
         self.sort_key = (request.priority, order)
         self.max_total_tokens = request.prompt_len + request.max_tokens
         self.length_limit = min(self.max_total_tokens, max_model_len)
+        self.num_prompt_tokens = request.prompt_len
         self.num_tokens = request.prompt_len
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.engines.base import FinishReason, QueueState, ScheduledChunk, StepPlan, StepResult
-from sim.engines.vllm.block_pool import BlockPool, PrefixCachingBlockPool
+from sim.engines.vllm.block_pool import BlockPool, CountingBlockPool, PrefixCachingBlockPool
 from sim.engines.vllm.queue import FcfsQueue, PriorityQueue, WaitingQueue
 from sim.engines.vllm.request import EngineRequest
 from sim.errors import BadInput, EngineStuck
@@ -87,13 +87,19 @@ def _flag(name: str) -> str:
 class VllmScheduler:
     """vLLM's scheduler without a clock and without a model (see `sim.engines.base.Scheduler`).
 
-    Up to `pipeline_depth` results may be outstanding when `schedule` is called.
+    Before each call to `schedule` at most `pipeline_depth - 1` results should be outstanding; more are
+    allowed, as with pipeline parallelism.
+
+    Args:
+        shares_prefixes: False promises that no two requests begin with the same segment, which spares the
+            prefix tree (see `block_pool.can_share_prefixes`). It changes no decision.
     """
 
-    def __init__(self, config: VllmSchedulerConfig) -> None:
+    def __init__(self, config: VllmSchedulerConfig, *, shares_prefixes: bool = True) -> None:
         self.config = config
         self.pipeline_depth = 2 if config.async_scheduling else 1
-        self.block_pool: BlockPool = PrefixCachingBlockPool(
+        counts = not shares_prefixes and config.scheduling_policy == "fcfs"
+        self.block_pool: BlockPool = (CountingBlockPool if counts else PrefixCachingBlockPool)(
             config.num_gpu_blocks, config.block_size, config.enable_prefix_caching
         )
         self.running: list[EngineRequest] = []
@@ -102,6 +108,7 @@ class VllmScheduler:
             if config.scheduling_policy == "fcfs"
             else PriorityQueue()
         )
+        self._placeholders_per_step = int(config.async_scheduling)
         self._by_priority = config.scheduling_policy == "priority"
         self._num_usable_blocks = config.num_gpu_blocks - 1
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
@@ -140,11 +147,11 @@ class VllmScheduler:
 
     def running_ids(self) -> Sequence[str]:
         """Ids in the running list, in its order."""
-        return [request.request.request_id for request in self.running]
+        return [request.request_id for request in self.running]
 
     def waiting_ids(self) -> Sequence[str]:
         """Ids of waiting requests in the order in which the scheduler will look at them."""
-        return [request.request.request_id for request in self.waiting.in_order()]
+        return [request.request_id for request in self.waiting.in_order()]
 
     def schedule(self) -> StepPlan:
         """Decide the next batch.
@@ -177,11 +184,10 @@ class VllmScheduler:
         if expected is not plan:
             raise ValueError(f"the result of step {expected.step} is due before that of step {plan.step}")
         for request, chunk in zip(batch, plan.scheduled, strict=True):
-            stale = request.num_stale_results > 0
-            if stale:
+            if request.num_stale_results:
                 request.num_stale_results -= 1
             if chunk.samples and not request.finished:
-                self._append_token(request, stale, result)
+                self._append_token(request, result)
         if result.finished:
             self.running = [request for request in self.running if not request.finished]
             self._finished_unannounced = True
@@ -193,6 +199,8 @@ class VllmScheduler:
         """Give each running request the tokens that it lacks. Returns the budget that is left."""
         running = self.running
         max_model_len = self.config.max_model_len
+        block_size = self.config.block_size
+        pool = self.block_pool
         budget = self.config.max_num_batched_tokens
         index = 0
         while index < len(running) and budget > 0:
@@ -207,24 +215,23 @@ class VllmScheduler:
             if num_new <= 0:
                 index += 1
                 continue
-            missing = -(-(computed + num_new) // self.config.block_size) - request.table.num_blocks
-            while missing > self.block_pool.num_free_blocks:
-                victim, position = self._preempt()
-                plan.preempted.append(victim.request.request_id)
-                if position < index:
-                    index -= 1
-                    budget += self._unschedule(victim, plan, batch)
+            if computed + num_new > request.table.capacity:
+                missing = -(-(computed + num_new) // block_size) - request.table.num_blocks
+                victim = None
+                while missing > pool.num_free_blocks and victim is not request:
+                    victim, position = self._preempt()
+                    plan.preempted.append(victim.request_id)
+                    if position < index:
+                        index -= 1
+                        budget += self._unschedule(victim, plan, batch)
                 if victim is request:
+                    if self._by_priority and self.config.follows_0_33:
+                        continue  # 0.33.0: those behind it may still run
                     break
-            else:
-                if missing > 0:
-                    self.block_pool.allocate(request.table, missing)
-                self._run(request, num_new, plan, batch)
-                budget -= num_new
-                index += 1
-                continue
-            if not (self._by_priority and self.config.follows_0_33):
-                break  # 0.33.0 under priority: those behind it may still run
+                pool.allocate(request.table, missing)
+            self._run(request, num_new, plan, batch)
+            budget -= num_new
+            index += 1
         return budget
 
     def _preempt(self) -> tuple[EngineRequest, int]:
@@ -292,7 +299,7 @@ class VllmScheduler:
             return 0
         pool.allocate(table, missing, hit)
         request.num_computed_tokens = cached
-        plan.cached.append((request.request.request_id, cached))
+        plan.cached.append((request.request_id, cached))
         return num_new
 
     # -- both loops, and results --------------------------------------------------------------------------
@@ -304,17 +311,17 @@ class VllmScheduler:
         if request.table.hash_at <= end:
             self.block_pool.register(request.table, min(end, known))
         samples = end >= known + request.num_output_placeholders
-        if samples and self.config.async_scheduling:
-            request.num_output_placeholders += 1
+        if samples:
+            request.num_output_placeholders += self._placeholders_per_step
         batch.append(request)
         plan.scheduled.append(ScheduledChunk(request.request, start, num_new, samples))
 
-    def _append_token(self, request: EngineRequest, stale: bool, result: StepResult) -> None:
+    def _append_token(self, request: EngineRequest, result: StepResult) -> None:
         """Take in a sampled token: the stop token counts before any length limit."""
         request.num_tokens += 1
-        num_outputs = request.num_tokens - request.request.prompt_len
-        result.new_tokens.append((request.request.request_id, num_outputs))
-        if self.config.async_scheduling and not stale:
+        num_outputs = request.num_tokens - request.num_prompt_tokens
+        result.new_tokens.append((request.request_id, num_outputs))
+        if request.num_output_placeholders:  # none in synchronous mode, none after a preemption
             request.num_output_placeholders -= 1
             computed = request.num_computed_tokens - request.num_output_placeholders
             if request.table.hash_at <= computed:
@@ -330,7 +337,7 @@ class VllmScheduler:
             self.block_pool.free(request.table)
         else:  # preempted: it holds no block and stands in the queue
             self.waiting.remove(request)
-        result.finished.append((request.request.request_id, reason))
+        result.finished.append((request.request_id, reason))
 
     def _check_progress(self, plan: StepPlan) -> None:
         """A call that changes nothing, with nothing to wait for, would be repeated for ever."""
@@ -338,7 +345,7 @@ class VllmScheduler:
             return
         first = self.running[0] if self.running else self.waiting.peek()
         raise EngineStuck(
-            f"request {first.request.request_id}: nothing can be scheduled and nothing is in flight; "
+            f"request {first.request_id}: nothing can be scheduled and nothing is in flight; "
             f"{self.block_pool.num_free_blocks} KV blocks are free; raise --max-num-batched-tokens"
         )
 
@@ -350,6 +357,6 @@ _MORE_MEMORY = (
 
 def _never_fits(request: EngineRequest, blocks: int, usable: int) -> str:
     return (
-        f"request {request.request.request_id}: grew to {request.num_tokens} tokens, which need {blocks} KV "
+        f"request {request.request_id}: grew to {request.num_tokens} tokens, which need {blocks} KV "
         f"blocks of {usable} usable ones, so it can never be resumed and the engine hangs; {_MORE_MEMORY}"
     )
