@@ -13,8 +13,9 @@ class MoeConfig:
     num_experts_per_tok: int
     moe_intermediate_size: int
     num_shared_experts: int
-    shared_expert_intermediate_size: int
+    shared_expert_intermediate_size: int  # of one shared expert
     moe_layers: int  # number of layers with experts; the others are dense
+    bias: bool = False  # on the expert matrices and the router (gpt-oss)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class MlaConfig:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    index_n_heads: int = 0  # sparse attention's indexer (DeepSeek-V3.2, GLM-5); 0: none
+    index_head_dim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,9 @@ class StateConfig:
 
     num_layers: int
     bytes_per_sequence: int  # over all such layers, unsharded
+    conv_bytes_per_layer: int = 0
+    recurrent_bytes_per_layer: int = 0
+    parameters_per_layer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +63,15 @@ class ModelConfig:
         architecture: first entry of `architectures`, e.g. "Qwen2ForCausalLM".
         dtype: "bf16", "fp16" or "fp32": the model's own dtype (`torch_dtype`).
         num_full_attention_layers / num_sliding_layers: layers that keep KV; the rest of `num_layers` hold
-            state (`state`) or nothing.
+            state (`state`), reuse another layer's KV (`num_kv_sharing_layers`) or keep nothing.
+        num_key_value_heads, head_dim, v_head_dim: of the full-attention layers; the `sliding_*` fields are
+            set where sliding layers differ.
         gated_mlp: three matrices per MLP (SwiGLU) rather than two.
+        num_mlp_layers: layers with a dense MLP; None: all without experts.
+        key_equals_value: full-attention layers have no V projection of their own (Gemma 4).
+        qk_norm_parameters: per attention layer.
+        defaulted: (field, rule) of every field that the config left out.
+        missing: fields without which weights cannot be counted, though KV can.
     """
 
     name: str
@@ -85,3 +98,17 @@ class ModelConfig:
     quant: QuantConfig | None = None
     extra_parameters: int = 0  # vision tower and the like: weight memory, no decoder time
     source: str = ""
+    model_type: str = ""
+    attention_output_bias: bool = False
+    attention_output_gate: bool = False
+    mlp_bias: bool = False
+    qk_norm_parameters: int = 0
+    norms_per_layer: int = 2
+    num_mlp_layers: int | None = None
+    num_kv_sharing_layers: int = 0
+    key_equals_value: bool = False
+    sliding_num_key_value_heads: int | None = None
+    sliding_head_dim: int | None = None
+    sliding_v_head_dim: int | None = None
+    defaulted: tuple[tuple[str, str], ...] = ()
+    missing: tuple[str, ...] = ()

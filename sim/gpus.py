@@ -1,0 +1,154 @@
+"""GPUs by name: the shipped table, or a file of the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sim.errors import BadInput
+from sim.hardware import GpuSpec
+from sim.provenance import Note
+
+GIB = 2**30
+
+
+class GpuRow(BaseModel):
+    """One GPU in a file, in the units of data sheets: GiB, GB/s (10^9, one direction) and dense TFLOP/s."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    memory_gib: float = Field(gt=0, allow_inf_nan=False)
+    bandwidth: float = Field(gt=0, allow_inf_nan=False)
+    tflops: dict[str, float]
+    compute_capability: tuple[int, int] | None = None
+    link: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    source: str = "user file"
+    device_name: str = ""
+    aliases: list[str] = []
+    assumed: dict[str, str | float] = {}
+    memory_gib_wsl: float | None = None
+
+    def spec(self, name: str) -> GpuSpec:
+        """The row in bytes and per-second units."""
+        return GpuSpec(
+            name=name,
+            memory_bytes=round(self.memory_gib * GIB),
+            memory_bandwidth=self.bandwidth * 1e9,
+            dense_flops={dtype: tera * 1e12 for dtype, tera in self.tflops.items()},
+            compute_capability=self.compute_capability,
+            link_bandwidth=self.link * 1e9,
+            source=self.source,
+            assumed={field: str(reason) for field, reason in self.assumed.items()},
+            device_name=self.device_name,
+        )
+
+
+def find_gpu(name: str) -> tuple[GpuSpec, tuple[Note, ...]]:
+    """A GPU by name, with notes on how the name was read.
+
+    Letter case, spaces and punctuation do not matter; vendor words may be there or not. A short name means
+    the commonest part (`H100` is the SXM 80 GB), and a note says so. A path to a YAML or JSON file: one GPU's
+    fields as in `GpuRow`, or a mapping of names to such; `FILE:NAME` picks one.
+
+    Raises:
+        BadInput: unknown (with the nearest names), or a file that is not of that form.
+    """
+    asked = name.strip()
+    file, _, part = asked.rpartition(":")
+    if file and Path(file).is_file():
+        return _from_file(Path(file), part)
+    if Path(asked).is_file():
+        return _from_file(Path(asked), None)
+    if asked.endswith((".yaml", ".yml", ".json")):
+        raise BadInput("--gpu", asked, "no such file")
+    rows = _rows()
+    wanted = _plain(asked)
+    for full, row in rows.items():
+        if wanted in {_plain(full), _plain(row.device_name)} and wanted:
+            return row.spec(full), _assumed_notes(full, row)
+    for full, row in rows.items():
+        if wanted in {_plain(alias) for alias in row.aliases}:
+            note = Note("info", "--gpu", f"{asked} is taken as {full} ({row.device_name})")
+            return row.spec(full), (note, *_assumed_notes(full, row))
+    raise BadInput("--gpu", asked, _unknown_hint(asked))
+
+
+def gpu_rows() -> tuple[GpuSpec, ...]:
+    """Every GPU of the shipped table, in the table's order."""
+    return tuple(row.spec(name) for name, row in _rows().items())
+
+
+def memory_bytes_under_wsl(gpu: GpuSpec) -> int | None:
+    """Total memory that the Windows driver reports for this part; None if not known to differ."""
+    row = _rows().get(gpu.name)
+    if row is None or row.memory_gib_wsl is None:
+        return None
+    return round(row.memory_gib_wsl * GIB)
+
+
+@cache
+def _rows() -> Mapping[str, GpuRow]:
+    text = resources.files("sim.data").joinpath("gpus.yaml").read_text(encoding="utf-8")
+    return {str(name): GpuRow.model_validate(row) for name, row in yaml.safe_load(text).items()}
+
+
+def _plain(name: str) -> str:
+    text = name.lower()
+    for word in ("nvidia", "geforce", "amd", "instinct", "tesla"):
+        text = text.replace(word, "")
+    return "".join(letter for letter in text if letter.isalnum())
+
+
+def _assumed_notes(name: str, row: GpuRow) -> tuple[Note, ...]:
+    return tuple(
+        Note("assumed", f"{name} {field}", f"assumed: {reason}") for field, reason in row.assumed.items()
+    )
+
+
+def _unknown_hint(asked: str) -> str:
+    spellings: dict[str, str] = {}
+    for full, row in _rows().items():
+        for spelling in (full, row.device_name, *row.aliases):
+            spellings.setdefault(_plain(spelling), full)
+    close = difflib.get_close_matches(_plain(asked), [key for key in spellings if key], n=4, cutoff=0.4)
+    nearest = list(dict.fromkeys(spellings[key] for key in close))[:3]
+    return (
+        f"not in the table{'; nearest: ' + ', '.join(nearest) if nearest else ''}; "
+        "or pass a YAML file with memory_gib, bandwidth (GB/s) and tflops (`servecast gpus` lists)"
+    )
+
+
+def _from_file(path: Path, part: str | None) -> tuple[GpuSpec, tuple[Note, ...]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("--gpu", str(path), f"cannot be read: {error}") from None
+    except (ValueError, yaml.YAMLError):
+        raise BadInput("--gpu", str(path), "is not valid YAML or JSON") from None
+    if not isinstance(content, Mapping) or not content:
+        raise BadInput("--gpu", str(path), "must hold memory_gib, bandwidth and tflops of a GPU")
+    if "memory_gib" in content or "bandwidth" in content:
+        fields = dict(content)
+        name = str(fields.pop("name", path.stem))
+    else:
+        name = part or (str(next(iter(content))) if len(content) == 1 else "")
+        if name not in content:
+            raise BadInput("--gpu", str(path), f"pick one: {path}:NAME with NAME of {', '.join(content)}")
+        fields = content[name]
+    try:
+        row = GpuRow.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(step) for step in first["loc"]) or "row"
+        raise BadInput(f"--gpu {path}: {field}", str(first.get("input"))[:40], first["msg"]) from None
+    note = Note("info", "--gpu", f"{name} is read from {path}")
+    return row.spec(name), (note, *_assumed_notes(name, row))
