@@ -1,0 +1,83 @@
+"""One plain HTTP question and its answer, for readiness checks and scrapes: no pool, no proxy, no redirects.
+
+Load goes through `bench.client`; this is for the questions asked around it, from any thread.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from sim.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer; `status` 0 means that there was none (refused, reset, timed out)."""
+
+    status: int
+    body: bytes
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the server answered 200."""
+        return self.status == 200
+
+    @property
+    def text(self) -> str:
+        """The body as text, with broken bytes replaced."""
+        return self.body.decode("utf-8", "replace")
+
+    def json(self) -> Any:
+        """The body's JSON, or None if it is none."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+
+def fetch(
+    base_url: str,
+    path: str,
+    *,
+    body: Mapping[str, Any] | None = None,
+    timeout: float = 5.0,
+    api_key_env: str = "OPENAI_API_KEY",
+) -> Answer:
+    """GET `path`, or POST `body` to it as JSON; a server that does not answer is an answer with status 0.
+
+    Args:
+        timeout: of each socket operation [s].
+        api_key_env: the environment variable that holds the API key, sent if set.
+
+    Raises:
+        BadInput: `base_url` is no http(s) address.
+    """
+    parts = urlsplit(base_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadInput("--base-url", base_url, "must look like http://host:port")
+    maker = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    headers = {"user-agent": "servecast", "connection": "close"}
+    key = os.environ.get(api_key_env, "")
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    data = None
+    if body is not None:
+        data = json.dumps(body).encode()
+        headers["content-type"] = "application/json"
+    try:
+        connection = maker(parts.hostname, parts.port, timeout=timeout)
+        try:
+            connection.request("POST" if body is not None else "GET", parts.path + path, data, headers)
+            response = connection.getresponse()
+            return Answer(response.status, response.read(), response.reason)
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return Answer(0, b"", str(error) or type(error).__name__)

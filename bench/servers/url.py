@@ -1,0 +1,56 @@
+"""A server that somebody else runs: we only look and load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bench.fetch import fetch
+from bench.payload import Target
+from bench.servers.base import Exit, LaunchKind
+
+
+class UrlServer:
+    """Never started and never stopped by us; gone when nothing answers on its port any more."""
+
+    kind: LaunchKind = "url"
+
+    def __init__(self, base_url: str, *, api_key_env: str = "OPENAI_API_KEY") -> None:
+        self._base_url = base_url.rstrip("/")
+        self._api_key_env = api_key_env
+        # Checks the address, and knows how to show it without a password in it.
+        self._public_url = Target(base_url, "").public_url
+        self._answered = False
+
+    @property
+    def base_url(self) -> str:
+        """As given."""
+        return self._base_url
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def exited(self) -> Exit | None:
+        """Gone if it answered before and refuses connections now; a slow answer is no exit."""
+        answer = fetch(self._base_url, "/health", api_key_env=self._api_key_env)
+        if answer.status:
+            self._answered = True
+            return None
+        if self._answered and "refused" in answer.reason.lower():
+            return Exit(None, f"{self._public_url} refuses connections")
+        return None
+
+    def logs(self) -> str:
+        """None to be had."""
+        return ""
+
+    def log_size(self) -> int:
+        """No progress to be seen."""
+        return 0
+
+    def facts(self) -> Mapping[str, Any]:
+        """The address, without user and password."""
+        return {"launch": self.kind, "base_url": self._public_url}
+
+    def stop(self) -> None:
+        """Not ours to stop."""
