@@ -1,0 +1,168 @@
+"""Percentiles: one definition for measured and predicted, how far to trust them, and weighted ones.
+
+The definition is numpy's "linear" one everywhere, which is also that of `vllm bench serve`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Bounds of a percentile; None where the sample cannot bound it on that side."""
+
+    low: float | None
+    high: float | None
+
+
+def percentile_word(q: float) -> str:
+    """`99` for 99.0 and `99.9` for 99.9, as vllm bench serve writes it in its keys."""
+    return str(int(q)) if int(q) == q else str(q)
+
+
+def supported(n: int, q: float) -> bool:
+    """Whether `n` samples reach beyond the percentile at all: on average one must lie on its far side."""
+    return n * min(q, 100.0 - q) >= 100.0 - 1e-9
+
+
+def percentile(values: Floats, q: float) -> float | None:
+    """The `q`-th percentile (0..100) of values of shape (n,), linear; None without values."""
+    return float(np.percentile(values, q)) if len(values) else None
+
+
+def percentile_interval(values: Floats, q: float, level: float = 0.95) -> Interval:
+    """Distribution-free bounds of the true `q`-th percentile, by order statistics.
+
+    The number of samples below the true percentile is binomial(n, q/100); the order statistics whose ranks
+    cut off (1 - level)/2 on either side bound it (David & Nagaraja, Order Statistics, 3rd ed., 7.1). A P99
+    of fewer than 368 samples has no upper bound at 95 %. Samples must be independent: in a queue they
+    are not quite, so the true interval is rather wider.
+
+    Args:
+        values: shape (n,), any order.
+        q: 0..100.
+        level: confidence.
+    """
+    ranks = interval_ranks(len(values), q, level)
+    ordered = np.sort(values)
+    low, high = (None if rank is None else float(ordered[rank - 1]) for rank in ranks)
+    return Interval(low, high)
+
+
+def interval_ranks(n: int, q: float, level: float = 0.95) -> tuple[int | None, int | None]:
+    """1-based ranks of the order statistics that bound the `q`-th percentile; None: out of reach."""
+    if n == 0:
+        return None, None
+    p = q / 100.0
+    if not 0.0 < p < 1.0:
+        return (1, None) if p >= 1.0 else (None, n)
+    first, cdf = _binomial_cdf(n, p)
+    tail = (1.0 - level) / 2.0
+    # low: the largest l with P(B <= l - 1) <= tail; high: the smallest u with P(B <= u - 1) >= 1 - tail.
+    low = first + int(np.searchsorted(cdf, tail, side="right"))
+    high = first + int(np.searchsorted(cdf, 1.0 - tail, side="left")) + 1
+    return (low if low >= 1 else None), (high if high <= n else None)
+
+
+def _binomial_cdf(n: int, p: float) -> tuple[int, Floats]:
+    """P(B <= k) for k = first, first + 1, ... around the mean; what lies outside is below 1e-30."""
+    spread = 12.0 * math.sqrt(n * p * (1.0 - p)) + 40.0
+    first, last = max(0, int(n * p - spread)), min(n, int(n * p + spread) + 1)
+    k = np.arange(first, last, dtype=np.float64)
+    steps = np.log((n - k) / (k + 1.0)) + math.log(p / (1.0 - p))
+    log_pmf = np.concatenate(([0.0], np.cumsum(steps)))
+    pmf = np.exp(log_pmf - log_pmf.max())
+    cdf = np.cumsum(pmf)
+    return first, cdf / cdf[-1]
+
+
+def weighted_percentile(values: Floats, counts: Ints, q: float) -> float | None:
+    """`percentile` of a sample in which values[i] occurs counts[i] times; both of shape (n,)."""
+    total = int(counts.sum())
+    if total == 0:
+        return None
+    order = np.argsort(values, kind="stable")
+    below = np.cumsum(counts[order])
+    position = (total - 1) * q / 100.0
+    k = math.floor(position)
+    ranks = np.array([k, min(k + 1, total - 1)])
+    low, high = values[order[np.searchsorted(below, ranks, side="right")]]
+    return float(low + (high - low) * (position - k))
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """A sample made of arithmetic progressions: run i holds start[i] + slope[i] * (0 .. count[i] - 1).
+
+    A run of identical decode steps yields such inter-token latencies. All arrays have shape (n,).
+    """
+
+    start: Floats
+    slope: Floats
+    count: Ints
+
+    def __len__(self) -> int:
+        return int(self.count.sum())
+
+    def expand(self) -> Floats:
+        """Every value, run by run."""
+        ends = np.cumsum(self.count)
+        step = np.arange(len(self)) - np.repeat(ends - self.count, self.count)
+        values: Floats = np.repeat(self.start, self.count) + np.repeat(self.slope, self.count) * step
+        return values
+
+    def mean(self) -> float | None:
+        """Mean of all values."""
+        n = len(self)
+        c = self.count.astype(np.float64)
+        return float(np.sum(c * self.start + self.slope * c * (c - 1) / 2) / n) if n else None
+
+    def std(self) -> float | None:
+        """Standard deviation of all values (divisor n, as numpy's and vLLM's)."""
+        mean = self.mean()
+        if mean is None:
+            return None
+        c = self.count.astype(np.float64)
+        a = self.start - mean
+        squares = c * a**2 + a * self.slope * c * (c - 1) + self.slope**2 * (c - 1) * c * (2 * c - 1) / 6
+        return math.sqrt(max(0.0, float(squares.sum()) / len(self)))
+
+    def percentile(self, q: float) -> float | None:
+        """`percentile` of all values, without making them; to about 1e-13 of the largest one."""
+        n = len(self)
+        if n == 0:
+            return None
+        position = (n - 1) * q / 100.0
+        k = math.floor(position)
+        low = self._smallest(k)
+        high = self._smallest(min(k + 1, n - 1))
+        return low + (high - low) * (position - k)
+
+    def _smallest(self, k: int) -> float:
+        """The k-th smallest value (from 0), by bisection on how many values lie at or below a bound."""
+        last = self.start + self.slope * (self.count - 1)
+        bottom, step = np.minimum(self.start, last), np.abs(self.slope)
+        held = self.count > 0
+        low, high = float(bottom[held].min()), float(np.maximum(self.start, last)[held].max())
+        slack = 1e-13 * max(abs(low), abs(high))
+        flat = step == 0
+        divisor = np.where(flat, 1.0, step)
+        while high - low > slack:
+            middle = (low + high) / 2
+            if not low < middle < high:
+                break
+            inside = np.floor((middle - bottom) / divisor) + 1
+            inside = np.where(flat, np.where(middle >= bottom, self.count, 0), inside)
+            if int(np.clip(inside, 0, self.count).sum()) > k:
+                high = middle
+            else:
+                low = middle
+        return high
