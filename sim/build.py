@@ -1,0 +1,345 @@
+"""From what the user wrote (commands, a scenario file, options) to one `Scenario`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sim.commands import bench as bench_commands
+from sim.commands import serve as serve_commands
+from sim.commands.bench import BenchCommand, ClientName, bench_from_flags, parse_bench_command
+from sim.commands.flags import FlagTable, GivenFlag, normalise, read_flags
+from sim.commands.serve import ServeCommand, mapping_words, parse_serve_command, serve_from_words
+from sim.engines.vllm import args as vllm_args
+from sim.errors import BadInput
+from sim.gpus import find_gpu
+from sim.models import load_model
+from sim.provenance import Note
+from sim.scenario import EngineConfig, EngineName, Observed, Scenario
+from sim.scenario_file import (
+    ScenarioInput,
+    parse_scenario_mapping,
+    read_scenario_file,
+    workload_from_input,
+)
+from sim.weights import with_quantization
+from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
+
+_RESOLVE: dict[EngineName, Callable[..., tuple[EngineConfig, tuple[Note, ...]]]] = {
+    "vllm": vllm_args.resolve,
+}
+_LENGTH_FLAG: dict[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
+_LENGTH_KEY: dict[EngineName, str] = {"vllm": "max_model_len", "sglang": "context_length"}
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioSource:
+    """The inputs of a scenario before they are resolved, so that single settings can still change."""
+
+    serve: ServeCommand
+    bench: BenchCommand
+    gpu: str
+    model: str
+    gpu_count: int | None = None
+    engine_version: str | None = None
+    observed: Observed = field(default_factory=Observed)
+    seed: int | None = None
+    name: str = ""
+
+    def build(self) -> Scenario:
+        """Resolve against model, GPU and the engine's rules.
+
+        Raises:
+            BadInput: an unknown model or GPU, or what the engine or the client would refuse.
+        """
+        model = load_model(self.model)
+        gpu, gpu_notes = find_gpu(self.gpu)
+        engine, notes = _RESOLVE[self.serve.engine](
+            self.serve, model, gpu, self.gpu_count, self.engine_version
+        )
+        model = with_quantization(model, engine["quantization"], engine["dtype"])
+        spec = self.bench.spec
+        length_notes = check_lengths(spec, engine)
+        return Scenario(
+            engine=engine,
+            model=model,
+            gpu=gpu,
+            gpu_count=self.gpu_count or gpus_needed(engine),
+            workload=spec if self.seed is None else replace(spec, seed=self.seed),
+            seed=spec.seed if self.seed is None else self.seed,
+            observed=self.observed,
+            notes=(*gpu_notes, *notes, *self.bench.notes, *self._model_notes(), *length_notes),
+            name=self.name,
+        )
+
+    def with_settings(self, settings: Iterable[str]) -> ScenarioSource:
+        """Apply `key=value` settings; each key is an engine flag or a client flag.
+
+        `serve.KEY=…` or `bench.KEY=…` tells which where both know it.
+
+        Raises:
+            BadInput: no `=`, an unknown key (named with the nearest), or one that both know.
+        """
+        source = self
+        for setting in settings:
+            key, equals, value = setting.partition("=")
+            if not equals or not key:
+                raise BadInput("--set", setting, "must be KEY=VALUE, e.g. max-num-seqs=64")
+            source = _apply_setting(source, key.strip(), value.strip())
+        return source
+
+    def _model_notes(self) -> list[Note]:
+        asked = self.bench.model
+        names = {self.model, self.serve.model, _word(self.serve, "--served-model-name")}
+        if asked is None or asked in names:
+            return []
+        return [Note("warning", "--model", f"the client asks for {asked}, the server has {self.model}")]
+
+
+def build_scenario(
+    *,
+    file: str | Path | Mapping[str, Any] | None = None,
+    serve: str | None = None,
+    bench: str | None = None,
+    gpu: str | None = None,
+    gpu_count: int | None = None,
+    model: str | None = None,
+    engine_version: str | None = None,
+    sets: Iterable[str] = (),
+    kv_cache_tokens: int | None = None,
+    num_gpu_blocks: int | None = None,
+    seed: int | None = None,
+) -> Scenario:
+    """Build a scenario; arguments win over the file's content, `sets` over everything.
+
+    `seed` is both the client's and the simulation's seed; without it both use the client's.
+
+    Raises:
+        BadInput: anything that cannot be used, named by flag or key.
+    """
+    return read_source(
+        file=file,
+        serve=serve,
+        bench=bench,
+        gpu=gpu,
+        gpu_count=gpu_count,
+        model=model,
+        engine_version=engine_version,
+        sets=sets,
+        kv_cache_tokens=kv_cache_tokens,
+        num_gpu_blocks=num_gpu_blocks,
+        seed=seed,
+    ).build()
+
+
+def read_source(
+    *,
+    file: str | Path | Mapping[str, Any] | None = None,
+    serve: str | None = None,
+    bench: str | None = None,
+    gpu: str | None = None,
+    gpu_count: int | None = None,
+    model: str | None = None,
+    engine_version: str | None = None,
+    sets: Iterable[str] = (),
+    kv_cache_tokens: int | None = None,
+    num_gpu_blocks: int | None = None,
+    seed: int | None = None,
+) -> ScenarioSource:
+    """As `build_scenario`, but unresolved: settings can be applied on top before `build`."""
+    content = _content(file)
+    command = _serve_command(serve, content)
+    client = _bench_command(bench, content)
+    gpu = gpu or content.gpu
+    if gpu is None:
+        raise BadInput("--gpu", None, "name the GPU, e.g. --gpu H100 (`servecast gpus` lists them)")
+    model = model or content.model or command.model
+    if model is None:
+        raise BadInput("--model", None, "the serve command names no model; name it, or use --model")
+    _positive("--gpu-count", gpu_count)
+    _positive("--kv-cache-tokens", kv_cache_tokens)
+    _positive("--num-gpu-blocks", num_gpu_blocks)
+    if seed is not None and seed < 0:
+        raise BadInput("--seed", seed, "must be at least 0")
+    source = ScenarioSource(
+        serve=command,
+        bench=client,
+        gpu=gpu,
+        model=model,
+        gpu_count=gpu_count or content.gpu_count,
+        engine_version=engine_version
+        or content.engine_version
+        or (content.engine.version if content.engine else None),
+        observed=Observed(
+            kv_cache_tokens or content.observed.kv_cache_tokens,
+            num_gpu_blocks or content.observed.num_gpu_blocks,
+        ),
+        seed=content.seed if seed is None else seed,
+        name=content.name or (Path(file).stem if isinstance(file, str | Path) else ""),
+    )
+    return source.with_settings(sets)
+
+
+def gpus_needed(engine: EngineConfig) -> int:
+    """GPUs of one deployment: TP x PP x DP (SGLang's DP attention shares the TP ranks)."""
+    size = int(engine["tensor_parallel_size"]) * int(engine["pipeline_parallel_size"])
+    shared = "enable_dp_attention" in engine.values and engine["enable_dp_attention"]
+    return size if shared else size * int(engine["data_parallel_size"])
+
+
+def check_lengths(spec: WorkloadSpec, engine: EngineConfig) -> list[Note]:
+    """Refuse a load whose ordinary request the server would refuse.
+
+    Raises:
+        BadInput: the nominal prompt, or prompt and output, exceed the engine's longest sequence.
+    """
+    flag, limit = _LENGTH_FLAG[engine.name], int(engine[_LENGTH_KEY[engine.name]])
+    dataset = spec.dataset
+    if isinstance(dataset, FileDataset):
+        return []
+    if isinstance(dataset, PrefixRepetitionDataset):
+        prompt = longest = dataset.prefix_len + dataset.suffix_len
+        input_flag, output_flag = "--prefix-repetition-prefix-len", "--prefix-repetition-output-len"
+        longest_output = dataset.output_len
+    else:
+        prompt = dataset.prefix_len + dataset.input_len
+        longest, longest_output = _longest(dataset)
+        input_flag, output_flag = "--random-input-len", "--random-output-len"
+    if prompt >= limit:
+        raise BadInput(
+            input_flag,
+            prompt,
+            f"a prompt of {prompt} tokens does not fit {flag} {limit}: shorten it or raise {flag}",
+        )
+    if prompt + dataset.output_len > limit:
+        raise BadInput(
+            output_flag,
+            dataset.output_len,
+            f"{prompt} + {dataset.output_len} tokens exceed {flag} {limit}, so the server refuses every "
+            f"request: lower {input_flag} or {output_flag}, or raise {flag}",
+        )
+    if longest + longest_output > limit:
+        return [
+            Note(
+                "warning",
+                "--random-range-ratio",
+                f"the longest requests ({longest} + {longest_output} tokens) exceed {flag} {limit}; "
+                "the server refuses those",
+            )
+        ]
+    return []
+
+
+def _longest(dataset: RandomDataset) -> tuple[int, int]:
+    if dataset.style == "sglang":
+        return dataset.prefix_len + dataset.input_len, dataset.output_len
+    output_ratio = dataset.range_ratio if dataset.output_range_ratio is None else dataset.output_range_ratio
+    return (
+        dataset.prefix_len + math.ceil(dataset.input_len * (1 + dataset.range_ratio)),
+        math.ceil(dataset.output_len * (1 + output_ratio)),
+    )
+
+
+def _content(file: str | Path | Mapping[str, Any] | None) -> ScenarioInput:
+    if file is None:
+        return ScenarioInput()
+    if isinstance(file, Mapping):
+        return parse_scenario_mapping(file, "scenario")
+    return read_scenario_file(file)
+
+
+def _serve_command(serve: str | None, content: ScenarioInput) -> ServeCommand:
+    if serve is not None:
+        return parse_serve_command(serve)
+    if content.serve is not None:
+        return parse_serve_command(content.serve)
+    if content.engine is None:
+        raise BadInput("--serve", None, "give the engine's launch command, or a scenario file with `serve:`")
+    engine = content.engine
+    flags = serve_commands.table(engine.name)
+    words = [w for key, value in engine.args.items() for w in mapping_words(key, value, flags)]
+    command = serve_from_words(
+        engine.name,
+        words,
+        env=engine.env,
+        image=engine.image,
+        version=serve_commands.version_of_tag(engine.image or ""),
+        entry="scenario file",
+    )
+    return replace(command, model=engine.model or command.model)
+
+
+def _bench_command(bench: str | None, content: ScenarioInput) -> BenchCommand:
+    text = bench if bench is not None else content.bench
+    if text is not None:
+        command = parse_bench_command(text)
+    else:
+        client: ClientName = (content.workload.client if content.workload else None) or "vllm"
+        command = bench_from_flags(client, [])
+        if content.workload is None:
+            note = Note("info", "--bench", "not given: the bare `vllm bench serve` load")
+            command = replace(command, notes=(note,))
+    if content.workload is not None and bench is None:
+        command = replace(command, spec=workload_from_input(content.workload, command.spec))
+    return command
+
+
+def _apply_setting(source: ScenarioSource, key: str, value: str) -> ScenarioSource:
+    side, dot, rest = key.partition(".")
+    prefixed = bool(dot) and side in {"serve", "engine", "bench"}
+    name = rest if prefixed else key
+    spelling = normalise("--" + name.lstrip("-"))
+    base = spelling.partition(".")[0]
+    engine_table = serve_commands.table(source.serve.engine)
+    client_table = bench_commands.table(source.bench.client)
+    in_engine = engine_table.find(base) if side != "bench" or not prefixed else None
+    in_client = client_table.find(base) if not prefixed or side == "bench" else None
+    if in_engine is not None and in_client is not None:
+        raise BadInput(
+            "--set",
+            key,
+            f"the engine and {client_table.program} both have it: write serve.{name} or bench.{name}",
+        )
+    if in_engine is not None:
+        return replace(source, serve=source.serve.with_flags(_setting(spelling, value, engine_table)))
+    if in_client is not None:
+        extra = _setting(spelling, value, client_table)
+        bench = source.bench
+        spec = bench_from_flags(bench.client, extra, base=bench.spec)
+        names = {g.flag.name for g in extra}
+        given = (*(g for g in bench.given if g.flag.name not in names), *extra)
+        return replace(source, bench=replace(bench, spec=spec.spec, given=given))
+    raise _unknown_setting(key, spelling, engine_table, client_table)
+
+
+def _setting(spelling: str, value: str, flags: FlagTable) -> list[GivenFlag]:
+    """One setting as flags; truth values and lists are read as in a scenario file."""
+    flag = flags.find(spelling.partition(".")[0])
+    if flag is not None and flag.kind in {"bool", "switch"}:
+        words = [f"{spelling}={value}"]
+    elif flag is not None and flag.kind == "list":
+        words = [spelling, *value.replace(",", " ").split()]
+    else:
+        words = [f"{spelling}={value}"]
+    return read_flags(words, flags)[0]
+
+
+def _unknown_setting(key: str, spelling: str, engine: FlagTable, client: FlagTable) -> BadInput:
+    near = engine.nearest(spelling) + client.nearest(spelling)
+    hint = f"neither {engine.program} nor {client.program} has such a flag"
+    if near:
+        hint += f"; the nearest is {' or '.join(n.removeprefix('--') for n in near)}"
+    return BadInput("--set", key, hint)
+
+
+def _positive(flag: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise BadInput(flag, value, "must be at least 1")
+
+
+def _word(command: ServeCommand, flag: str) -> str | None:
+    item = command.get(flag)
+    return item.text if item else None

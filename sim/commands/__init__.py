@@ -1,0 +1,1 @@
+"""From pasted command lines to typed values: nothing here runs a shell or guesses silently."""

@@ -1,0 +1,280 @@
+"""Flag tables as data, and the reading of a flag list against one.
+
+A table (`flags.yaml`) names every flag that an engine's or a client's own parser knows, and sorts it into
+`modelled`, `not-modelled` (with its likely effect) and `irrelevant` (no bearing on performance).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Literal
+
+import yaml
+
+from sim.commands.numbers import truth
+from sim.errors import BadInput
+from sim.provenance import Note
+
+Role = Literal["modelled", "not-modelled", "irrelevant"]
+ROLES: tuple[Role, ...] = ("modelled", "not-modelled", "irrelevant")
+NO_VALUE_KINDS = {"bool", "switch"}
+_NEGATIVE_NUMBER = re.compile(r"-(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?$|-inf$|-nan$", re.IGNORECASE)
+_SHORT_WITH_VALUE = re.compile(r"(-[A-Za-z]+)(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag of an engine's command line.
+
+    Attributes:
+        name: canonical spelling, e.g. "--max-num-seqs".
+        kind: "int", "human" (int with suffix), "float", "str", "json", "list" (one or more words),
+            "optional" (a word or none), "bool" (has a `--no-` form), "switch" (no value, no `--no-` form).
+        effect: what it likely does to performance, for a flag that is not modelled.
+        since / until: first version that knows it / first version that no longer does; "" where unlimited.
+        secret: its value must not reach results or logs.
+    """
+
+    name: str
+    kind: str
+    role: Role
+    aliases: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
+    effect: str = ""
+    since: str = ""
+    until: str = ""
+    secret: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name as the engine's Python code has it: `max_num_seqs`."""
+        return self.name.lstrip("-").replace("-", "_")
+
+    @property
+    def negative(self) -> str:
+        """The `--no-` form."""
+        return "--no-" + self.name.lstrip("-")
+
+
+@dataclass(frozen=True, slots=True)
+class FlagTable:
+    """All flags of one program.
+
+    Attributes:
+        program: as it is called in messages, e.g. "vLLM".
+        version: the version that the table was read from.
+        spellings: every accepted spelling, dashes normalised, `--no-` forms included -> flag.
+    """
+
+    program: str
+    version: str
+    spellings: Mapping[str, Flag]
+
+    @property
+    def flags(self) -> tuple[Flag, ...]:
+        """Every flag once, in the order of the table."""
+        return tuple({flag.name: flag for flag in self.spellings.values()}.values())
+
+    def find(self, spelling: str) -> Flag | None:
+        """The flag of one spelling: exact, with underscores, or an unambiguous beginning of a long name.
+
+        Raises:
+            BadInput: the beginning of several flags.
+        """
+        normal = normalise(spelling)
+        if normal in self.spellings:
+            return self.spellings[normal]
+        if not normal.startswith("--") or len(normal) < 4:
+            return None
+        begun = {f.name: f for s, f in self.spellings.items() if s.startswith(normal)}
+        if len(begun) > 1:
+            raise BadInput(spelling, None, f"could be any of {', '.join(sorted(begun))}")
+        return next(iter(begun.values()), None)
+
+    def nearest(self, spelling: str, count: int = 1) -> list[str]:
+        """The most similar known long spellings, best first."""
+        known = [s for s in self.spellings if s.startswith("--")]
+        return difflib.get_close_matches(normalise(spelling), known, n=count, cutoff=0.5)
+
+    def unknown(self, spelling: str, other: FlagTable | None = None) -> BadInput:
+        """The exception for a flag that the program does not know."""
+        near = self.nearest(spelling)
+        hint = f"{self.program} has no such flag"
+        if other is not None and normalise(spelling) in other.spellings:
+            hint += f"; it is one of {other.program}'s"
+        if near:
+            hint += f"; the nearest is {near[0]}"
+        return BadInput(spelling, None, hint)
+
+
+def normalise(spelling: str) -> str:
+    """`--max_num_seqs` -> `--max-num-seqs`; dotted tails stay as they are."""
+    if not spelling.startswith("--"):
+        return spelling
+    head, dot, tail = spelling.partition(".")
+    return head.replace("_", "-") + dot + tail
+
+
+@lru_cache(maxsize=8)
+def load_table(package: str, name: str = "flags.yaml") -> FlagTable:
+    """Read the table shipped with `package`."""
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
+    loader = yaml.CSafeLoader(text) if yaml.__with_libyaml__ else yaml.SafeLoader(text)
+    raw = loader.get_single_data()
+    spellings: dict[str, Flag] = {}
+    for role in ROLES:
+        for flag_name, entry in (raw.get(role) or {}).items():
+            flag = _flag(flag_name, role, {"type": entry} if isinstance(entry, str) else entry)
+            for spelling in (flag.name, *flag.aliases):
+                spellings[normalise(spelling)] = flag
+                if flag.kind == "bool" and spelling.startswith("--"):
+                    spellings[normalise("--no-" + spelling[2:])] = flag
+    return FlagTable(raw["program"], str(raw["version"]), spellings)
+
+
+def _flag(name: str, role: Role, entry: Mapping[str, object]) -> Flag:
+    def words(key: str) -> tuple[str, ...]:
+        value = entry.get(key, [])
+        return tuple(str(v) for v in value) if isinstance(value, list) else ()
+
+    return Flag(
+        name=name,
+        kind=str(entry["type"]),
+        role=role,
+        aliases=words("aliases"),
+        choices=words("choices"),
+        effect=str(entry.get("effect", "")),
+        since=str(entry.get("since", "")),
+        until=str(entry.get("until", "")),
+        secret=bool(entry.get("secret", False)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFlag:
+    """One flag as given: its table row, its spelling for a launch, and its words.
+
+    `spelling` is the canonical name, its `--no-` form, or the canonical name with a dotted tail.
+    """
+
+    flag: Flag
+    spelling: str
+    words: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str | None:
+        """The value as one string; None if it takes none. Several words are joined by blanks."""
+        return " ".join(self.words) if self.words else None
+
+    @property
+    def path(self) -> str:
+        """The dotted tail, "" if there is none."""
+        return self.spelling.partition(".")[2]
+
+    @property
+    def negated(self) -> bool:
+        """Whether the `--no-` form was given."""
+        return self.spelling == self.flag.negative
+
+
+def read_flags(
+    words: Sequence[str], table: FlagTable, other: FlagTable | None = None
+) -> tuple[list[GivenFlag], list[str], list[Note]]:
+    """Read an argument list: (flags in order, positional words, notes). Of a repeated flag the last stays.
+
+    Raises:
+        BadInput: an unknown flag (named with the nearest), a missing value, a value that is no choice.
+    """
+    given: list[GivenFlag] = []
+    positional: list[str] = []
+    notes: list[Note] = []
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if word == "--":
+            positional += queue
+            break
+        if not _looks_like_flag(word):
+            positional.append(word)
+            continue
+        given.append(_read_one(word, queue, table, other, notes))
+    return _last_wins(given, notes), positional, notes
+
+
+def _read_one(
+    word: str, queue: list[str], table: FlagTable, other: FlagTable | None, notes: list[Note]
+) -> GivenFlag:
+    name, equals, inline = word.partition("=")
+    head, dot, tail = name.partition(".")
+    attached = _SHORT_WITH_VALUE.match(head)
+    flag = table.find(head)
+    if flag is None and attached and not equals:
+        flag, inline, equals = table.find(attached.group(1)), attached.group(2), "="
+    if flag is None:
+        raise table.unknown(name, other)
+    if dot:
+        if flag.kind != "json":
+            raise BadInput(name, None, f"{flag.name} takes no dotted keys")
+        value = (inline,) if equals else tuple(_take(queue, 1))
+        return GivenFlag(flag, f"{flag.name}.{tail}", value or ("true",))
+    if flag.kind in NO_VALUE_KINDS:
+        negated = flag.kind == "bool" and normalise(head).startswith("--no-") and head != flag.name
+        if not equals and queue and queue[0].lower() in {"true", "false"}:
+            inline, equals = queue.pop(0), "="
+        if equals:
+            negated = not truth(flag.name, inline)
+            notes.append(
+                Note(
+                    "warning",
+                    flag.name,
+                    f"takes no value in {table.program} {table.version}; read as "
+                    + (flag.negative if negated else flag.name),
+                )
+            )
+        return GivenFlag(flag, flag.negative if negated else flag.name)
+    if equals:
+        value = (inline,)
+    elif flag.kind == "list":
+        value = tuple(_take(queue, None))
+    else:
+        value = tuple(_take(queue, 1))
+    if not value and flag.kind != "optional":
+        raise BadInput(flag.name, None, "needs a value")
+    if flag.choices and value and value[0] not in flag.choices:
+        raise BadInput(flag.name, value[0], f"must be one of {', '.join(flag.choices)}")
+    return GivenFlag(flag, flag.name, value)
+
+
+def _take(queue: list[str], limit: int | None) -> Iterable[str]:
+    """Pop up to `limit` words that are values."""
+    taken: list[str] = []
+    while queue and (limit is None or len(taken) < limit) and not _looks_like_flag(queue[0]):
+        taken.append(queue.pop(0))
+    return taken
+
+
+def _looks_like_flag(word: str) -> bool:
+    return len(word) > 1 and word.startswith("-") and not _NEGATIVE_NUMBER.match(word)
+
+
+def _last_wins(given: list[GivenFlag], notes: list[Note]) -> list[GivenFlag]:
+    """Drop every earlier occurrence of a repeated flag, and say so where the values differ."""
+    last: dict[str, GivenFlag] = {}
+    for item in given:
+        identity = item.flag.name + ("." + item.path if item.path else "")
+        before = last.pop(identity, None)
+        if before is not None and (before.spelling, before.words) != (item.spelling, item.words):
+            notes.append(
+                Note("warning", item.flag.name, f"given more than once; the last counts ({_shown(item)})")
+            )
+        last[identity] = item
+    return list(last.values())
+
+
+def _shown(item: GivenFlag) -> str:
+    return item.spelling if item.text is None or item.flag.secret else item.text

@@ -1,0 +1,291 @@
+"""Scenario files: YAML with the content of a `Scenario`'s inputs, unknown keys refused.
+
+    serve: vllm serve Qwen/Qwen2.5-7B-Instruct --max-num-seqs 128     # or an `engine:` mapping
+    bench: vllm bench serve --random-input-len 4096 --num-prompts 256 # or a `workload:` mapping
+    gpu: RTX-5090
+    gpu_count: 1
+    observed: {kv_cache_tokens: 194896}
+
+A `workload:` mapping has the fields of `WorkloadSpec`; its `dataset` has a `kind` and the fields of that
+data set. Beside `bench:` it overrides single fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from sim.errors import BadInput
+from sim.workload.spec import (
+    Dataset,
+    FileDataset,
+    PrefixRepetitionDataset,
+    RandomDataset,
+    WorkloadSpec,
+)
+
+_FILE_KINDS = ("sharegpt", "azure", "mooncake", "vllm-result", "lengths")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineInput(_Strict):
+    """`engine:`: what a launch command would say."""
+
+    name: Literal["vllm", "sglang"]
+    model: str | None = None
+    version: str | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+    image: str | None = None
+
+    @field_validator("env", mode="before")
+    @classmethod
+    def _env_text(cls, value: object) -> object:
+        return {str(k): str(v) for k, v in value.items()} if isinstance(value, Mapping) else value
+
+
+class ObservedInput(_Strict):
+    """`observed:`: facts read off a real start."""
+
+    kv_cache_tokens: int | None = Field(default=None, ge=1)
+    num_gpu_blocks: int | None = Field(default=None, ge=1)
+
+
+class DatasetInput(_Strict):
+    """`workload.dataset:`."""
+
+    kind: Literal[
+        "random", "prefix_repetition", "sharegpt", "azure", "mooncake", "vllm-result", "lengths"
+    ] = "random"
+    input_len: int | None = Field(default=None, ge=1)
+    output_len: int | None = Field(default=None, ge=1)
+    range_ratio: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    output_range_ratio: float | None = Field(default=None, ge=0, lt=1, allow_inf_nan=False)
+    prefix_len: int | None = Field(default=None, ge=0)
+    style: Literal["vllm", "sglang"] | None = None
+    num_special_tokens: int | None = Field(default=None, ge=0)
+    vocab_size: int | None = Field(default=None, ge=1)
+    suffix_len: int | None = Field(default=None, ge=1)
+    num_prefixes: int | None = Field(default=None, ge=1)
+    shuffle: bool | None = None
+    path: str | None = None
+
+
+class RampUpInput(_Strict):
+    """`workload.ramp_up:`."""
+
+    strategy: Literal["linear", "exponential"]
+    start: float = Field(ge=0, allow_inf_nan=False)
+    end: float = Field(gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _rising(self) -> RampUpInput:
+        if self.start > self.end or (self.strategy == "exponential" and self.start == 0):
+            raise ValueError("must rise; an exponential one from above 0")
+        return self
+
+
+class WorkloadInput(_Strict):
+    """`workload:`; absent fields keep the client's defaults."""
+
+    client: Literal["vllm", "sglang"] | None = None
+    dataset: DatasetInput | None = None
+    num_prompts: int | None = Field(default=None, ge=1)
+    request_rate: float | None = Field(default=None, gt=0)
+    burstiness: float | None = Field(default=None, gt=0)
+    max_concurrency: int | None = Field(default=None, ge=1)
+    ramp_up: RampUpInput | None = None
+    use_trace_arrivals: bool | None = None
+    rate_scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    ignore_eos: bool | None = None
+    num_warmups: int | None = Field(default=None, ge=0)
+    goodput: dict[Literal["ttft", "tpot", "e2el"], float] | None = None
+    percentiles: list[float] | None = None
+    percentile_metrics: list[Literal["ttft", "tpot", "itl", "e2el"]] | None = None
+    seed: int | None = Field(default=None, ge=0)
+    duration: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    endpoint: str | None = None
+
+    @field_validator("request_rate", "burstiness")
+    @classmethod
+    def _number(cls, value: float | None) -> float | None:
+        if value is not None and math.isnan(value):
+            raise ValueError("must be a number, not NaN")
+        return value
+
+    @field_validator("percentiles")
+    @classmethod
+    def _percent(cls, value: list[float] | None) -> list[float] | None:
+        if value is not None and not all(0 < v <= 100 for v in value):
+            raise ValueError("must lie above 0 and at most at 100")
+        return value
+
+
+class ScenarioInput(_Strict):
+    """A whole scenario file."""
+
+    name: str = ""
+    serve: str | None = None
+    engine: EngineInput | None = None
+    bench: str | None = None
+    workload: WorkloadInput | None = None
+    model: str | None = None
+    gpu: str | None = None
+    gpu_count: int | None = Field(default=None, ge=1)
+    engine_version: str | None = None
+    observed: ObservedInput = ObservedInput()
+    seed: int | None = Field(default=None, ge=0)
+
+    @field_validator("engine_version", mode="before")
+    @classmethod
+    def _version_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, float) else value
+
+    @model_validator(mode="after")
+    def _one_engine(self) -> ScenarioInput:
+        if self.serve is not None and self.engine is not None:
+            raise ValueError("has both serve and engine; keep one")
+        return self
+
+
+def read_scenario_file(path: str | Path) -> ScenarioInput:
+    """Read and check a scenario file.
+
+    Raises:
+        BadInput: unreadable, no YAML mapping, an unknown or impossible field (named).
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput("SCENARIO", str(path), f"cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput("SCENARIO", str(path), "is not a text file") from None
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where else ""
+        raise BadInput("SCENARIO", str(path), f"is not YAML{line}") from None
+    if not isinstance(raw, Mapping):
+        raise BadInput("SCENARIO", str(path), "must hold `serve:`, `bench:`, `gpu:` and so on")
+    return parse_scenario_mapping(raw, str(path))
+
+
+def parse_scenario_mapping(raw: Mapping[str, Any], source: str) -> ScenarioInput:
+    """Check a mapping with a scenario file's content; `source` names it in messages."""
+    try:
+        return ScenarioInput.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or source
+        value = first["input"] if isinstance(first["input"], str | int | float) else None
+        hint = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            value, hint = None, _unknown_key(first["loc"])
+        raise BadInput(place, value, f"{hint} (in {source})") from None
+
+
+def write_scenario_file(scenario: ScenarioInput, path: str | Path) -> None:
+    """Write a scenario file: to a temporary name first, so nothing half-written remains.
+
+    Raises:
+        BadInput: the path cannot be written.
+    """
+    target = Path(path)
+    temporary = target.with_name(target.name + ".tmp")
+    try:
+        temporary.write_text(dump_scenario(scenario), encoding="utf-8")
+        temporary.replace(target)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise BadInput("SCENARIO", str(path), f"cannot be written: {error.strerror}") from None
+
+
+def dump_scenario(scenario: ScenarioInput) -> str:
+    """The scenario file as YAML text; fields at their defaults are left out."""
+    content = scenario.model_dump(mode="python", exclude_defaults=True)
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+
+
+def workload_from_input(given: WorkloadInput, base: WorkloadSpec) -> WorkloadSpec:
+    """Apply a `workload:` mapping to a load.
+
+    Raises:
+        BadInput: a data set field that its kind does not have, or a file data set without a path.
+    """
+    changes: dict[str, Any] = {
+        key: value
+        for key, value in given.model_dump(exclude={"dataset", "ramp_up"}).items()
+        if value is not None
+    }
+    if given.goodput is not None:
+        changes["goodput"] = tuple(given.goodput.items())
+    for key in ("percentiles", "percentile_metrics"):
+        if key in changes:
+            changes[key] = tuple(changes[key])
+    if given.ramp_up is not None:
+        changes["ramp_up"] = (given.ramp_up.strategy, given.ramp_up.start, given.ramp_up.end)
+    if given.dataset is not None:
+        dataset = _dataset(given.dataset, base.dataset)
+        changes["dataset"] = dataset
+        trace = isinstance(dataset, FileDataset) and dataset.kind != "sharegpt"
+        if trace and given.use_trace_arrivals is None and given.request_rate is None:
+            changes["use_trace_arrivals"] = True
+    return dataclasses.replace(base, **changes)
+
+
+def workload_to_input(spec: WorkloadSpec) -> WorkloadInput:
+    """The `workload:` mapping that describes `spec` (defaults included)."""
+    content = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
+    kind = {RandomDataset: "random", PrefixRepetitionDataset: "prefix_repetition"}.get(type(spec.dataset))
+    content["dataset"] = {**({"kind": kind} if kind else {}), **dataclasses.asdict(spec.dataset)}
+    content["goodput"] = dict(spec.goodput) or None
+    content["percentiles"] = list(spec.percentiles)
+    content["percentile_metrics"] = list(spec.percentile_metrics)
+    if spec.ramp_up is not None:
+        strategy, start, end = spec.ramp_up
+        content["ramp_up"] = {"strategy": strategy, "start": start, "end": end}
+    return WorkloadInput.model_validate(content)
+
+
+def _dataset(given: DatasetInput, base: Dataset) -> Dataset:
+    fields = {key: value for key, value in given.model_dump(exclude={"kind"}).items() if value is not None}
+    own: Dataset
+    if given.kind == "random":
+        own = base if isinstance(base, RandomDataset) else RandomDataset()
+    elif given.kind == "prefix_repetition":
+        own = base if isinstance(base, PrefixRepetitionDataset) else PrefixRepetitionDataset()
+    else:
+        if not given.path:
+            raise BadInput("workload.dataset.path", None, f"must name a file for kind {given.kind}")
+        own = FileDataset(given.kind, given.path)
+    known = {f.name for f in dataclasses.fields(own)}
+    for key in fields:
+        if key not in known:
+            raise BadInput(f"workload.dataset.{key}", None, f"is not a field of kind {given.kind}")
+    return dataclasses.replace(own, **fields)
+
+
+def _unknown_key(location: tuple[int | str, ...]) -> str:
+    import difflib
+
+    models: dict[str, type[_Strict]] = {
+        "engine": EngineInput,
+        "observed": ObservedInput,
+        "workload": WorkloadInput,
+        "dataset": DatasetInput,
+        "ramp_up": RampUpInput,
+    }
+    parent = str(location[-2]) if len(location) > 1 else ""
+    known = list(models.get(parent, ScenarioInput).model_fields)
+    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return f"unknown key; the nearest is {near[0]}" if near else f"unknown key; known are {', '.join(known)}"
