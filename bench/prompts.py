@@ -55,11 +55,14 @@ class PromptMaker:
     Args:
         seed: the run's; two runs whose prompts must not meet in a prefix cache need different ones.
         vocab_size: of the served model; None keeps to ids that every current model has.
+        salt: sets prompts of the same seed apart, those of warm-ups for one.
         kept_segments: how many segments to remember, for prefixes that many requests share.
     """
 
-    def __init__(self, seed: int, vocab_size: int | None = None, kept_segments: int = 64) -> None:
-        self._seed = seed
+    def __init__(
+        self, seed: int, vocab_size: int | None = None, *, salt: str = "", kept_segments: int = 64
+    ) -> None:
+        self._seed = f"{seed}{salt}"
         self._low, self._high = id_range(vocab_size)
         self._kept_segments = kept_segments
         self._segments: OrderedDict[SegmentKey, NDArray[np.int64]] = OrderedDict()
