@@ -12,7 +12,7 @@ class LiveRequest:
 
     Attributes:
         request, request_id, prompt_len: as sent.
-        order: position in the order of arrival.
+        entered: position in the order in which requests (re-)entered the waiting queue.
         max_new_tokens: the client's limit after the engine's clipping.
         ignore_eos: whether only a length limit ends it.
         num_output_tokens: outputs whose results were processed.
@@ -28,6 +28,7 @@ class LiveRequest:
 
     __slots__ = (
         "end",
+        "entered",
         "fill_len",
         "finished",
         "holds_slot",
@@ -37,7 +38,6 @@ class LiveRequest:
         "max_new_tokens",
         "node",
         "num_output_tokens",
-        "order",
         "owned",
         "prefix_len",
         "prompt_len",
@@ -49,14 +49,12 @@ class LiveRequest:
         "stopped",
     )
 
-    def __init__(
-        self, request: Request, prompt_runs: tuple[Run, ...], order: int, max_new_tokens: int
-    ) -> None:
+    def __init__(self, request: Request, prompt_runs: tuple[Run, ...], max_new_tokens: int) -> None:
         self.request = request
         self.request_id = request.request_id
         self.prompt_len = request.prompt_len
         self.prompt_runs = prompt_runs
-        self.order = order
+        self.entered = 0
         self.max_new_tokens = max_new_tokens
         self.ignore_eos = request.ignore_eos
         self.num_output_tokens = 0

@@ -32,7 +32,7 @@ class SchedulePolicy:
         """Put the next request to look at first."""
         if self.name == "fcfs":
             if self._by_priority:
-                waiting.sort(key=lambda req: (req.request.priority * self._sign, req.order))
+                waiting.sort(key=lambda req: (req.request.priority * self._sign, req.entered))
         elif self.name == "lof":
             sign = self._sign if self._by_priority else 0
             waiting.sort(key=lambda req: (req.request.priority * sign, -req.max_new_tokens))

@@ -20,7 +20,7 @@ def preempt_for(
 ) -> list[LiveRequest]:
     """Release running requests until `req` is expected to fit.
 
-    Lowest priority first, latest arrival first among equals, and only those whose priority is lower by more
+    Lowest priority first, latest queued first among equals, and only those whose priority is lower by more
     than the threshold. At least one goes; if all of them together free too little, none goes.
 
     Returns:
@@ -33,7 +33,7 @@ def preempt_for(
     sign = -1 if config.schedule_low_priority_values_first else 1
     candidates = sorted(
         (other for other in running if not other.finished),
-        key=lambda other: (other.request.priority * sign, -other.order),
+        key=lambda other: (other.request.priority * sign, -other.entered),
     )
     missing = req.fill_len - req.prefix_len + min(req.max_new_tokens, CLIP_MAX_NEW_TOKENS) - adder.rem_total
     chosen: set[LiveRequest] = set()

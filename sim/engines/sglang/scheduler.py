@@ -86,7 +86,7 @@ class SglangScheduler:
         self._stops: dict[str, int] = {}
         self._free_slots = config.request_slots
         self._step = 0
-        self._arrived = 0
+        self._entries = 0
         self._decode_rounds = 0
         self._fully_idle = True
         self._ratio_resets = False
@@ -117,8 +117,7 @@ class SglangScheduler:
         limit = max(0, min(request.max_tokens, longest - request.prompt_len - 1))
         limit = max(0, min(limit, pool.total - pool.ceil(request.prompt_len) - pool.page_size - 1))
         runs = prompt_runs(request.prompt, self._stops)
-        self._waiting.append(LiveRequest(request, runs, self._arrived, limit))
-        self._arrived += 1
+        self._queue(LiveRequest(request, runs, limit))
         self._fully_idle = False
 
     def schedule(self) -> StepPlan:
@@ -266,7 +265,8 @@ class SglangScheduler:
             if req in admitted:
                 plan.cached.append((req.request_id, req.start))
         self._waiting = [req for req in self._waiting if req not in admitted]
-        self._waiting += preempted
+        for req in preempted:
+            self._queue(req)
         if adder.new_chunked is not None:
             self._chunked = adder.new_chunked
         batch = Batch(adder.can_run)
@@ -315,7 +315,8 @@ class SglangScheduler:
         else:
             running.reqs, victims = retract_decode(running.reqs, self.pool)
             self._leave_running(victims, plan)
-            self._waiting += victims
+            for req in victims:
+                self._queue(req)
             self.ratio.after_retraction(running.reqs)
             shrank = True
         if shrank:
@@ -336,6 +337,11 @@ class SglangScheduler:
             req.kv += 1
 
     # -- helpers -----------------------------------------------------------------------------------------
+
+    def _queue(self, req: LiveRequest) -> None:
+        req.entered = self._entries
+        self._entries += 1
+        self._waiting.append(req)
 
     def _allocatable(self) -> int:
         """Requests that may still be admitted; finished but unfiltered ones count as running."""

@@ -13,18 +13,18 @@ _MORE_KV = "raise --max-total-tokens or --mem-fraction-static"
 def out_of_memory(phase: str, request_id: str, needed: int, available: int, page_size: int) -> EngineStuck:
     """An allocation fails although admission let it through; the scheduler process dies. Reproduced."""
     return EngineStuck(
-        f"SGLang dies with '{phase} out of memory' at a batch that begins with request {request_id}: it needs "
-        f"{needed} KV tokens (page size {page_size}) and {available} are left after eviction. A chunked prompt "
-        "must go on and, in a mixed batch, decodes get memory without the check that would retract some; "
-        f"drop --enable-mixed-chunk, {_MORE_KV}, or raise --schedule-conservativeness"
+        f"SGLang dies with '{phase} out of memory' at a batch that begins with request {request_id}: "
+        f"{needed} KV tokens are needed (page size {page_size}) and {available} are left after eviction. A "
+        "chunked prompt must go on and, in a mixed batch, decodes get memory without the check that would "
+        f"retract some; drop --enable-mixed-chunk, {_MORE_KV}, or raise --schedule-conservativeness"
     )
 
 
 def cannot_retract(request_id: str) -> EngineStuck:
     """The last running request cannot decode even with the pool to itself; the engine aborts it."""
     return EngineStuck(
-        f"SGLang aborts request {request_id}: nothing else is left to retract and the KV pool has no room for "
-        f"its next token; {_MORE_KV}, or drop --prefill-decode-interval"
+        f"SGLang aborts request {request_id}: nothing else is left to retract and the KV pool has no room "
+        f"for its next token; {_MORE_KV}, or drop --prefill-decode-interval"
     )
 
 
@@ -38,9 +38,9 @@ def never_admitted(request_id: str, behind: int, version: str) -> EngineStuck:
 
 
 def lost(request_id: str, waiting_id: str) -> EngineStuck:
-    """A preempted request is queued again only if the pass admits somebody; else nobody knows it any more."""
+    """A preempted request is queued again only if the pass admits somebody. Reproduced."""
     return EngineStuck(
-        f"SGLang loses request {request_id}: it was preempted for request {waiting_id}, which then did not fit, "
-        f"and in that case it is not queued again; {_MORE_KV}, or raise "
+        f"SGLang loses request {request_id}: it was preempted for request {waiting_id}, which then did not "
+        f"fit, and in that case it is not queued again; {_MORE_KV}, or raise "
         "--priority-scheduling-preemption-threshold"
     )
