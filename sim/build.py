@@ -13,6 +13,7 @@ from sim.commands import serve as serve_commands
 from sim.commands.bench import BenchCommand, ClientName, bench_from_flags, parse_bench_command
 from sim.commands.flags import FlagTable, GivenFlag, normalise, read_flags
 from sim.commands.serve import ServeCommand, mapping_words, parse_serve_command, serve_from_words
+from sim.engines.sglang import args as sglang_args
 from sim.engines.vllm import args as vllm_args
 from sim.errors import BadInput
 from sim.gpus import find_gpu
@@ -30,6 +31,7 @@ from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDatase
 
 _RESOLVE: dict[EngineName, Callable[..., tuple[EngineConfig, tuple[Note, ...]]]] = {
     "vllm": vllm_args.resolve,
+    "sglang": sglang_args.resolve,
 }
 _LENGTH_FLAG: dict[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
 _LENGTH_KEY: dict[EngineName, str] = {"vllm": "max_model_len", "sglang": "context_length"}

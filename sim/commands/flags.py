@@ -33,8 +33,9 @@ class Flag:
 
     Attributes:
         name: canonical spelling, e.g. "--max-num-seqs".
-        kind: "int", "human" (int with suffix), "float", "str", "json", "list" (one or more words),
-            "optional" (a word or none), "bool" (has a `--no-` form), "switch" (no value, no `--no-` form).
+        kind: "int", "human" and "iec" (with suffix, as vLLM and as SGLang take it), "float", "str", "json",
+            "list" (one or more words), "optional" (a word or none), "bool" (has a `--no-` form), "switch"
+            (neither value nor `--no-` form).
         effect: what it likely does to performance, for a flag that is not modelled.
         since / until: first version that knows it / first version that no longer does; "" where unlimited.
         secret: its value must not reach results or logs.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.commands.flags import GivenFlag
-from sim.commands.numbers import at_least, human_int, real, whole
+from sim.commands.numbers import at_least, human_int, iec_int, real, whole
 from sim.errors import BadInput
 
 
@@ -49,8 +49,8 @@ class Given:
         item = self.get(flag)
         if item is None or item.text is None:
             return None
-        value = human_int(flag, item.text) if item.flag.kind == "human" else whole(flag, item.text)
-        return at_least(flag, value, minimum)
+        read = {"human": human_int, "iec": iec_int}.get(item.flag.kind, whole)
+        return at_least(flag, read(flag, item.text), minimum)
 
     def number(
         self,
