@@ -18,9 +18,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.provenance import Note
 from sim.quantiles import percentile_interval, percentile_word
-from sim.results import RequestRecords
-from sim.workload.arrivals import arrival_stats
+from sim.results import RequestRecords, Verdict
+from sim.workload.arrivals import ArrivalStats, arrival_stats
 from sim.workload.spec import WorkloadSpec
 
 Floats = NDArray[np.float64]
@@ -30,6 +31,7 @@ Figures = dict[str, float | int | None]
 METRICS = ("ttft", "tpot", "itl", "e2el")
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 GOODPUT_NAMES = {"ttft": "ttft", "tpot": "tpot", "e2e": "e2el", "e2el": "e2el"}
+MIN_SUCCESS = 0.99
 CLIENT_LIMITED = 0.1  # dispatch delay above this share of the latency from schedule
 
 
@@ -90,7 +92,7 @@ def summarise(records: RequestRecords, spec: WorkloadSpec | None, duration: floa
         # Gaps of one request are no independent draws: bounds from many of them would pretend precision.
         if name in wanted and (name != "itl" or len(lat.itl) < 100):
             figures.update(bounds(name, samples[name], quantiles))
-    figures.update(_from_schedule(records, lat, quantiles))
+    figures.update(_from_schedule(records, lat, quantiles, spec is not None and spec.closed_loop))
     figures.update(_parts(records, lat))
     if spec is not None and spec.goodput:
         figures.update(_goodput(lat, spec, duration, len(records)))
@@ -192,14 +194,20 @@ def _peak_concurrency(sent: Floats, last: Floats) -> int | None:
     return int(np.cumsum(change[order]).max())
 
 
-def _from_schedule(records: RequestRecords, lat: Latencies, quantiles: tuple[float, ...]) -> Figures:
-    """Latency as users see it, and what the client's own waiting made of it."""
-    figures = distribution("ttft_from_schedule", lat.ttft + lat.delay, quantiles)
-    figures.update(distribution("e2el_from_schedule", lat.e2el + lat.delay, quantiles))
-    some = len(lat.delay) > 0
-    figures["mean_dispatch_delay_ms"] = float(lat.delay.mean() * 1000.0) if some else None
-    figures["max_dispatch_delay_ms"] = float(lat.delay.max() * 1000.0) if some else None
-    offered = arrival_stats(np.sort(records.scheduled[~np.isnan(records.scheduled)]))
+def _from_schedule(
+    records: RequestRecords, lat: Latencies, quantiles: tuple[float, ...], closed: bool
+) -> Figures:
+    """Latency as users see it, and what the client's own waiting made of it.
+
+    A closed loop has no schedule to be late for, and files of other tools do not record theirs: None.
+    """
+    known = not closed and not bool(np.isnan(lat.delay).any())
+    delay = lat.delay if known else lat.delay[:0]
+    figures = distribution("ttft_from_schedule", lat.ttft[: len(delay)] + delay, quantiles)
+    figures.update(distribution("e2el_from_schedule", lat.e2el[: len(delay)] + delay, quantiles))
+    figures["mean_dispatch_delay_ms"] = float(delay.mean()) * 1000.0 if len(delay) else None
+    figures["max_dispatch_delay_ms"] = float(delay.max()) * 1000.0 if len(delay) else None
+    offered = arrival_stats(np.sort(records.scheduled)) if known else ArrivalStats(None, None)
     figures["offered_rate"], figures["offered_cv"] = offered.rate, offered.cv
     figures["dispatch_rate"] = arrival_stats(np.sort(records.sent[~np.isnan(records.sent)])).rate
     return figures
@@ -209,6 +217,23 @@ def client_limited(figures: Figures) -> bool:
     """Whether requests waited in the client for more than a tenth of what their users waited in all."""
     delay, whole = figures.get("mean_dispatch_delay_ms"), figures.get("mean_e2el_from_schedule_ms")
     return delay is not None and whole is not None and delay > CLIENT_LIMITED * whole
+
+
+def success_verdict(figures: Figures) -> Verdict:
+    """INVALID where fewer than 99 % of the requests succeeded; says how many failed, and how.
+
+    An unknown number of failures is SUSPECT.
+    """
+    completed, failed = figures.get("completed"), figures.get("failed")
+    if completed is None or failed is None:
+        text = "the file does not say how many requests failed"
+        return Verdict("SUSPECT", (Note("warning", "failures", text),))
+    total = completed + failed
+    if total and completed / total >= MIN_SUCCESS:
+        return Verdict("VALID")
+    kinds = [f"{count} {key[7:]}" for key, count in figures.items() if key.startswith("failed_") and count]
+    text = f"{failed} of {total} requests failed" + (f" ({', '.join(kinds)})" if kinds else "")
+    return Verdict("INVALID", (Note("warning", "failures", text),))
 
 
 def _parts(records: RequestRecords, lat: Latencies) -> Figures:
@@ -246,13 +271,16 @@ def _goodput(lat: Latencies, spec: WorkloadSpec, duration: float, sent: int) -> 
     """Goodput and attainment; a failed request is a miss. Beside vLLM's, the same from the schedule."""
     meets = _meets(lat, spec, 0.0)
     good = int(meets.all(axis=0).sum())
-    good_users = int(_meets(lat, spec, lat.delay).all(axis=0).sum())
     figures: Figures = {
         "goodput_good": good,
         "goodput_attainment": good / sent if sent else None,
-        "goodput_attainment_from_schedule": good_users / sent if sent else None,
-        "request_goodput_from_schedule": good_users / duration if duration > 0 else None,
+        "goodput_attainment_from_schedule": None,
+        "request_goodput_from_schedule": None,
     }
+    if sent and duration > 0 and not spec.closed_loop and not bool(np.isnan(lat.delay).any()):
+        good_users = int(_meets(lat, spec, lat.delay).all(axis=0).sum())
+        figures["goodput_attainment_from_schedule"] = good_users / sent
+        figures["request_goodput_from_schedule"] = good_users / duration
     for name, kept in zip(_limits(spec), meets, strict=True):
         figures[f"goodput_attainment_{name}"] = int(kept.sum()) / sent if sent else None
     if "tpot" in _limits(spec):

@@ -66,7 +66,7 @@ def regime(records: RequestRecords, series: ServerSeries | None, spec: WorkloadS
     """
     ready = ~np.isnan(records.first_token)
     scheduled = records.scheduled[~np.isnan(records.scheduled)]
-    if len(scheduled) < 2 or scheduled.max() <= scheduled.min() or _closed(spec):
+    if len(scheduled) < 2 or scheduled.max() <= scheduled.min() or (spec and spec.closed_loop):
         return _closed_loop(records, spec)
     offered = arrival_stats(np.sort(scheduled))
     if len(scheduled) < MIN_REQUESTS or offered.rate is None or int(ready.sum()) < MIN_REQUESTS:
@@ -103,13 +103,6 @@ def regime(records: RequestRecords, series: ServerSeries | None, spec: WorkloadS
         _say(offered.rate, sustainable, growth, at_end, series, end)
         if saturated
         else _drift(growth / offered.rate, trend),
-    )
-
-
-def _closed(spec: WorkloadSpec | None) -> bool:
-    """Whether the load waits for the server: no rate of its own."""
-    return (
-        spec is not None and math.isinf(spec.request_rate) and not (spec.ramp_up or spec.use_trace_arrivals)
     )
 
 

@@ -98,3 +98,8 @@ class WorkloadSpec:
     duration: float | None = None
     endpoint: str = "/v1/completions"
     client: Literal["vllm", "sglang"] = "vllm"
+
+    @property
+    def closed_loop(self) -> bool:
+        """Whether the load has no schedule of its own: a request goes out as soon as a place is free."""
+        return self.request_rate == float("inf") and self.ramp_up is None and not self.use_trace_arrivals

@@ -1,0 +1,121 @@
+"""Careful reading of other tools' JSON: every value says where it stood if it is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sim.errors import BadInput
+from sim.metrics import Figures
+from sim.quantiles import percentile_word
+
+Object = Mapping[str, Any]
+TO_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "secs": 1e3, "seconds": 1e3}
+UNIT_SLACK = 30.0  # a factor that no workload explains, but a wrong unit does (1000)
+
+
+def number(source: Object, key: str, where: str) -> float | int | None:
+    """A number under `key`; None if it is absent or null.
+
+    Raises:
+        BadInput: it is something else, NaN, infinite or negative.
+    """
+    value = source.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadInput(f"{where} {key}", None, f"must be a number, is {type(value).__name__}")
+    if not math.isfinite(value) or value < 0:
+        raise BadInput(f"{where} {key}", value, "must be finite and not negative")
+    return value
+
+
+def required(source: Object, key: str, where: str) -> float | int:
+    """`number` that must be there.
+
+    Raises:
+        BadInput: naming the field that lacks.
+    """
+    value = number(source, key, where)
+    if value is None:
+        raise BadInput(where, None, f"lacks the field {key}")
+    return value
+
+
+def count(source: Object, key: str, where: str) -> int | None:
+    """A whole number under `key`, as tools may write 20.0 for 20."""
+    value = number(source, key, where)
+    if value is not None and value != int(value):
+        raise BadInput(f"{where} {key}", value, "must be a whole number")
+    return None if value is None else int(value)
+
+
+def numbers(source: Object, key: str, where: str) -> list[float]:
+    """A list of finite numbers.
+
+    Raises:
+        BadInput: naming the field and the index.
+    """
+    values = source.get(key)
+    if not isinstance(values, list):
+        raise BadInput(where, None, f"lacks the list {key}")
+    for i, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadInput(f"{where} {key}[{i}]", None, "must be a finite number")
+    return values
+
+
+def section(source: Object, key: str, where: str) -> dict[str, Any]:
+    """An object under `key`; empty if it is absent or null.
+
+    Raises:
+        BadInput: it is something else.
+    """
+    value = source.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise BadInput(f"{where} {key}", None, f"must be an object, is {type(value).__name__}")
+    return value
+
+
+def statistics(name: str, block: Object, where: str, names: Mapping[str, str], scale: float = 1.0) -> Figures:
+    """One metric's statistics under our keys in ms; `names` maps ours ("mean", "p99") to the block's."""
+    figures: Figures = {}
+    for ours, theirs in names.items():
+        value = number(block, theirs, where)
+        if value is not None:
+            figures[f"{ours}_{name}_ms"] = value * scale
+    return figures
+
+
+def percentile_names(quantiles: Sequence[float], form: str = "p{}") -> dict[str, str]:
+    """Our names of percentiles, mapped to those of a tool that writes them in this form."""
+    return {f"p{percentile_word(q)}": form.format(percentile_word(q)) for q in quantiles}
+
+
+def check_units(figures: Figures, where: str) -> None:
+    """Refuse latencies that contradict each other by a factor that only a wrong unit explains.
+
+    Two identities hold for any load: no request takes longer than the run, and E2EL = TTFT + (n - 1) TPOT.
+
+    Raises:
+        BadInput: naming the field.
+    """
+    ttft, tpot = figures.get("mean_ttft_ms"), figures.get("mean_tpot_ms")
+    e2el, duration = figures.get("mean_e2el_ms"), figures.get("duration")
+    if duration:
+        for key in ("mean_ttft_ms", "mean_e2el_ms"):
+            value = figures.get(key)
+            if value is not None and value > UNIT_SLACK * duration * 1000.0:
+                hint = f"is longer than the run ({duration:g} s); is it in ms, and the duration in s?"
+                raise BadInput(f"{where} {key}", value, hint)
+    total, completed = figures.get("total_output_tokens"), figures.get("completed")
+    if not (ttft and tpot and e2el and total and completed) or total <= completed:
+        return
+    expected = ttft + (total / completed - 1) * tpot
+    ratio = e2el / expected
+    if not 1 / UNIT_SLACK < ratio < UNIT_SLACK:
+        hint = f"TTFT and TPOT imply about {expected:.3g} ms; are all three in milliseconds?"
+        raise BadInput(f"{where} mean_e2el_ms", e2el, hint)

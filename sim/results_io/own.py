@@ -1,0 +1,84 @@
+"""Our own result files: everything comes back as it was."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from sim.errors import BadInput
+from sim.provenance import Note
+from sim.results import BenchResult, RequestRecords, ServerSeries, Verdict
+from sim.results_io.fields import section
+from sim.results_io.writing import FLOAT_COLUMNS, FORMAT, INT_COLUMNS, LATENCY_KEY, PEAK_KEYS, TOTAL_KEYS
+
+
+def read_own(document: dict[str, Any], where: str) -> BenchResult:
+    """A result that servecast wrote.
+
+    Raises:
+        BadInput: another format version, or a field that is not what it must be.
+    """
+    ours = section(document, "servecast", where)
+    where = f"{where} servecast"
+    if ours.get("format") != FORMAT:
+        raise BadInput(f"{where}.format", str(ours.get("format")), f"this version reads format {FORMAT}")
+    if ours.get("origin") not in ("predicted", "measured"):
+        raise BadInput(f"{where}.origin", str(ours.get("origin")), "must be predicted or measured")
+    try:
+        figures = {key: document.get(key) for key in (*TOTAL_KEYS, *PEAK_KEYS) if key != "rtfx"}
+        figures.update({key: value for key, value in document.items() if LATENCY_KEY.fullmatch(key)})
+        figures.update(section(ours, "aggregates", where))
+        columns = ours.get("records")
+        series = ours.get("series")
+        return BenchResult(
+            origin=cast(Literal["predicted", "measured"], ours["origin"]),
+            tool=str(ours["tool"]),
+            identity=section(ours, "identity", where),
+            duration=float(ours["duration"]),
+            aggregates=figures,
+            records=None if columns is None else _records(columns, document["itls"]),
+            series=None if series is None else ServerSeries(**{k: _floats(v) for k, v in series.items()}),
+            server=section(ours, "server", where),
+            verdict=_verdict(ours["verdict"]),
+            notes=_notes(ours["notes"]),
+            extra=section(ours, "extra", where),
+        )
+    except KeyError as error:
+        raise BadInput(where, None, f"lacks the field {error.args[0]}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BadInput(where, None, f"is damaged: {error}") from None
+
+
+def _verdict(value: dict[str, Any]) -> Verdict:
+    if value["status"] not in ("VALID", "SUSPECT", "INVALID"):
+        raise ValueError(f"verdict {value['status']}")
+    return Verdict(value["status"], _notes(value["reasons"]))
+
+
+def _notes(values: list[dict[str, str]]) -> tuple[Note, ...]:
+    return tuple(Note(v["kind"], v["subject"], v["text"]) for v in values)
+
+
+def _floats(values: list[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+
+
+def _records(columns: dict[str, Any], itls: list[list[float]]) -> RequestRecords:
+    n = len(columns["request_id"])
+    held: dict[str, Any] = {name: _floats(columns[name]) for name in FLOAT_COLUMNS}
+    for name in INT_COLUMNS:
+        held[name] = np.array([-1 if v is None else v for v in columns[name]], dtype=np.int64)
+    lengths = {
+        name: len(values) for name, values in (*held.items(), ("itls", itls), ("status", columns["status"]))
+    }
+    wrong = next((name for name, length in lengths.items() if length != n), None)
+    if wrong is not None:
+        raise ValueError(f"{wrong} has {lengths[wrong]} entries for {n} requests")
+    return RequestRecords(
+        request_id=tuple(columns["request_id"]),
+        status=tuple(columns["status"]),
+        itls=_floats([gap for row in itls for gap in row]),
+        itl_offsets=np.cumsum([0, *(len(row) for row in itls)]).astype(np.int64),
+        **held,
+    )
