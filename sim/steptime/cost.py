@@ -38,6 +38,7 @@ class ModelCost:
         kv_bytes_per_token: KV read per token of context, over all full-attention layers.
         sliding_kv_bytes_per_token: the same over all sliding-window layers.
         sliding_window: tokens, or 0 if no layer slides.
+        kv_group: query heads that share a KV head; 1 for MLA, whose kernels read the latent once.
         num_layers: for what is paid per layer (launches, all-reduces).
         allreduce_bytes_per_token: payload of one all-reduce; two happen per layer.
         gemm_dtype, attention_dtype: keys of `GpuSpec.dense_flops`.
@@ -59,6 +60,7 @@ class ModelCost:
     sliding_pair_flops: float = 0.0
     sliding_kv_bytes_per_token: float = 0.0
     sliding_window: int = 0
+    kv_group: float = 1.0
     gemm_dtype: str = "bf16"
     attention_dtype: str = "bf16"
 
@@ -114,6 +116,7 @@ def model_cost(model: ModelConfig, tp: int = 1, kv_cache_dtype: str = "auto") ->
         sliding_pair_flops=per_pair * model.num_sliding_layers,
         sliding_kv_bytes_per_token=sliding * model.num_sliding_layers,
         sliding_window=model.sliding_window or 0,
+        kv_group=1.0 if model.mla else model.num_attention_heads / model.num_key_value_heads,
         gemm_dtype=model.quant.activation_dtype if model.quant else model.dtype,
         attention_dtype=model.dtype,
     )

@@ -22,6 +22,7 @@ class Bound(NamedTuple):
 BOUNDS: Mapping[str, Bound] = {
     "weight_bandwidth": Bound("of peak", 0.05, 1.0),
     "kv_bandwidth": Bound("of peak", 0.02, 1.0),
+    "mixed_kv_reread": Bound("0 to 1", 0.0, 1.0),
     "gemm_flops": Bound("of peak", 0.02, 1.0),
     "gemm_ramp": Bound("tokens", 0.0, 4096.0),
     "ridge": Bound("exponent", 1.0, math.inf),
@@ -29,7 +30,8 @@ BOUNDS: Mapping[str, Bound] = {
     "tile_edge": Bound("0 to 1", 0.0, 1.0),
     "attention_flops": Bound("of peak", 0.02, 1.0),
     "step_overhead": Bound("s", 0.0, 0.1),
-    "sequence": Bound("s/sequence", 0.0, 0.001),
+    "layer_overhead": Bound("s/layer", 0.0, 0.001),
+    "sequence": Bound("s/sequence/layer", 0.0, 0.0001),
     "eager_launch": Bound("s/layer", 0.0, 0.01),
     "piecewise_launch": Bound("s/layer", 0.0, 0.01),
     "allreduce_latency": Bound("s", 0.0, 0.001),
@@ -52,6 +54,8 @@ class Efficiencies:
     Attributes:
         weight_bandwidth: memory bandwidth reached while weights stream.
         kv_bandwidth: the same while decode attention reads the KV cache.
+        mixed_kv_reread: in a batch that also holds prefill chunks, kernels that do not pack the query heads of
+            a KV head read it more than once: 1 + mixed_kv_reread * (query heads per KV head - 1) times.
         gemm_flops: FLOP rate of large GEMMs.
         gemm_ramp: tokens' worth of extra GEMM time per step, so that small batches reach less of the rate:
             rate(T) = gemm_flops * T / (T + gemm_ramp).
@@ -60,7 +64,8 @@ class Efficiencies:
         tile, tile_edge: above `tile` tokens the GEMM work is that of T + tile_edge * (T rounded up - T).
         attention_flops: FLOP rate of prefill attention.
         step_overhead: device time per step that no token explains (sampling, input copies, gaps).
-        sequence: device time per sequence in the batch.
+        layer_overhead: device time per layer that no token explains (shortest duration of its kernels).
+        sequence: device time per sequence in the batch and layer.
         eager_launch, piecewise_launch: host time to launch one layer without a graph, or with attention
             outside the graph; a step cannot be shorter than its launches.
         allreduce_latency, link_bandwidth: one tensor-parallel all-reduce.
@@ -76,11 +81,13 @@ class Efficiencies:
     kv_bandwidth: float
     gemm_flops: float
     attention_flops: float
+    mixed_kv_reread: float = 0.0
     gemm_ramp: float = 0.0
     ridge: float = 2.0
     tile: float = 128.0
     tile_edge: float = 0.0
     step_overhead: float = 0.0
+    layer_overhead: float = 0.0
     sequence: float = 0.0
     eager_launch: float = 0.0
     piecewise_launch: float = 0.0

@@ -102,10 +102,10 @@ class RooflineModel:
         elif launch == "piecewise":
             gemm = max(gemm, eff.piecewise_launch * cost.num_layers)
         return StepParts(
-            overhead=eff.step_overhead,
+            overhead=eff.step_overhead + eff.layer_overhead * cost.num_layers,
             gemm=gemm,
-            sequences=eff.sequence * (shape.num_decode_seqs + shape.num_prefill_seqs),
-            kv_read=self._kv_read(shape.decode_context, shape.num_decode_seqs * cost.sliding_window),
+            sequences=eff.sequence * cost.num_layers * (shape.num_decode_seqs + shape.num_prefill_seqs),
+            kv_read=self._decode_kv_read(shape),
             prefill_attention=self._prefill_attention(shape),
             communication=self._communication(padded),
         )
@@ -163,6 +163,12 @@ class RooflineModel:
         if not high or math.isinf(exponent):
             return high
         return high * math.pow(1.0 + math.pow(low / high, exponent), 1.0 / exponent)
+
+    def _decode_kv_read(self, shape: StepShape) -> float:
+        once = self._kv_read(shape.decode_context, shape.num_decode_seqs * self.cost.sliding_window)
+        if not shape.num_prefill_seqs:
+            return once
+        return once * (1.0 + self.efficiencies.mixed_kv_reread * (self.cost.kv_group - 1))
 
     def _kv_read(self, context: int, sliding_limit: int) -> float:
         cost = self.cost
