@@ -8,12 +8,15 @@ from sim.errors import BadInput
 
 CACHE_AWARE_POLICIES = ("lpm", "dfs-weight")
 CACHE_AGNOSTIC_POLICIES = ("fcfs", "lof", "random")
+VERSIONS = ("0.5.21",)
 MODELLED_POLICIES = (*CACHE_AGNOSTIC_POLICIES, *CACHE_AWARE_POLICIES)
 
 
 @dataclass(frozen=True, slots=True)
 class SglangSchedulerConfig:
     """Flags with underscores, as SGLang's server takes them, resolved to numbers.
+
+    Raises BadInput for a value that no engine could start with, and for a policy that is not modelled.
 
     Attributes:
         max_running_requests: the scheduler never uses more than half of `max_total_tokens`.
@@ -32,7 +35,7 @@ class SglangSchedulerConfig:
         prefill_decode_interval: calls after a prefill batch in which only decodes may run.
         num_continuous_decode_steps: accepted; no reader in 0.5.21.
         seed: seed of the "random" policy.
-        version: whose rules apply.
+        version: whose rules apply, one of `VERSIONS`.
     """
 
     max_running_requests: int
@@ -65,9 +68,14 @@ class SglangSchedulerConfig:
             raise BadInput(
                 "--schedule-conservativeness", self.schedule_conservativeness, "must be at least 0"
             )
+        if self.version not in VERSIONS:
+            hint = f"the scheduler's rules are known for SGLang {', '.join(VERSIONS)} only"
+            raise BadInput("version", self.version, hint)
         if self.schedule_policy not in MODELLED_POLICIES:
             hint = f"is not modelled; choose one of {', '.join(MODELLED_POLICIES)}"
             raise BadInput("--schedule-policy", self.schedule_policy, hint)
+        if self.prefill_max_requests is not None and self.prefill_max_requests < 1:
+            raise BadInput("--prefill-max-requests", self.prefill_max_requests, "must be at least 1")
         if self.prefill_decode_interval < 0:
             raise BadInput("--prefill-decode-interval", self.prefill_decode_interval, "must be at least 0")
 
@@ -90,11 +98,6 @@ class SglangSchedulerConfig:
     def mixes_chunks(self) -> bool:
         """Whether decodes join prefill batches; without chunking the flag does nothing."""
         return self.enable_mixed_chunk and self.chunked_prefill_size > 0
-
-    @property
-    def release(self) -> tuple[int, ...]:
-        """The version as numbers, to compare with."""
-        return tuple(int(part) for part in self.version.split(".")[:3] if part.isdigit())
 
 
 def _flag(field: str) -> str:

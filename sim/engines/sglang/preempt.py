@@ -28,7 +28,9 @@ def preempt_for(
         running list, frees their slots and queues them.
 
     Source: SGLang 0.5.21 `managers/schedule_policy.py PrefillAdder.preempt_to_schedule`. What is needed is
-    judged by the hit of the request's previous lookup, for the present one comes after.
+    judged by the hit of the request's previous lookup, for the present one comes after. The engine keeps
+    the victims of one such call in a set of objects and so queues them in the order of their addresses;
+    here they keep their running order.
     """
     sign = -1 if config.schedule_low_priority_values_first else 1
     candidates = sorted(

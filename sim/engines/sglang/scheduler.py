@@ -47,11 +47,12 @@ class Batch:
         self.chunked: LiveRequest | None = None
         self.num_prefill = 0
 
-    def drop_finished(self, *chunked: LiveRequest | None) -> bool:
-        """Keep what is neither finished nor one of `chunked`. Returns whether anything left."""
-        before = len(self.reqs)
-        self.reqs = [req for req in self.reqs if not req.finished and req not in chunked]
-        return len(self.reqs) < before
+    def drop_finished(self) -> bool:
+        """Keep what is not finished. Returns whether anything left."""
+        kept = [req for req in self.reqs if not req.finished]
+        shrank = len(kept) < len(self.reqs)
+        self.reqs = kept
+        return shrank
 
 
 @dataclass(slots=True)
@@ -161,11 +162,12 @@ class SglangScheduler:
         flight = self._in_flight.popleft()
         if flight.step != plan.step:
             raise ValueError(f"plan {plan.step} handed back while {flight.step} is due")
+        new_tokens, chunked, num_prefill = result.new_tokens, flight.chunked, flight.num_prefill
         for i, req in enumerate(flight.reqs):
-            if req.finished or req.retracted or req is flight.chunked:
+            if req.finished or req.retracted or req is chunked:
                 continue
             outputs = req.num_output_tokens = req.num_output_tokens + 1
-            result.new_tokens.append((req.request_id, outputs))
+            new_tokens.append((req.request_id, outputs))
             if not req.ignore_eos and req.request.samples_stop(outputs):
                 req.stopped = True
                 if req.request.session is not None:
@@ -173,7 +175,7 @@ class SglangScheduler:
                 self._finish(req, "stop", result)
             elif outputs >= req.max_new_tokens:
                 self._finish(req, "length", result)
-            elif i < flight.num_prefill:
+            elif i < num_prefill:
                 self.pool.store_unfinished(req)
         return result
 
@@ -209,8 +211,10 @@ class SglangScheduler:
         last = self._last_prefill
         if last is not None:
             self._last_prefill = None
-            if last.drop_finished(chunked, last.chunked):
+            ready = [req for req in last.reqs if not (req.finished or req is chunked or req is last.chunked)]
+            if len(ready) < len(last.reqs):
                 self._running.is_full = False
+            last.reqs = ready
             if last.reqs:
                 if not self._running.reqs:
                     self._running = last
@@ -237,14 +241,38 @@ class SglangScheduler:
         adder = PrefillAdder(config, self.pool, running.reqs, self.ratio.current)
         if chunked is not None and not adder.add_chunked(chunked):
             self._chunked = None
+        carried = len(adder.can_run)
+        preempted = self._admit_waiting(adder, plan)
+        if not adder.can_run:
+            if preempted:
+                raise lost(preempted[0].request_id, self._waiting[0].request_id)
+            return None
+        plan.cached += [(req.request_id, req.start) for req in adder.can_run[carried:]]
+        del self._waiting[: len(adder.can_run) - carried]
+        for req in preempted:
+            self._queue(req)
+        if adder.new_chunked is not None:
+            self._chunked = adder.new_chunked
+        batch = Batch(adder.can_run)
+        batch.chunked = self._chunked
+        batch.prefill_only = all(req.max_new_tokens == 0 for req in adder.can_run)
+        return batch
+
+    def _admit_waiting(self, adder: PrefillAdder, plan: StepPlan) -> list[LiveRequest]:
+        """Offer the waiting requests to the adder, in order, up to the first that is refused.
+
+        Returns:
+            The running requests that were preempted to make room.
+        """
+        running = self._running
         preempted: list[LiveRequest] = []
         for req in self._waiting:
             if len(adder.can_run) >= self._allocatable():
                 running.is_full = True
             if running.is_full:
-                if not preempts:
+                if not self.config.enable_priority_scheduling:
                     break
-                victims = preempt_for(req, running.reqs, adder, self.pool, config)
+                victims = preempt_for(req, running.reqs, adder, self.pool, self.config)
                 if not victims:
                     break
                 self._leave_running(victims, plan)
@@ -256,23 +284,7 @@ class SglangScheduler:
             if verdict is not Verdict.CONTINUE:
                 running.is_full |= verdict is Verdict.NO_TOKEN
                 break
-        if not adder.can_run:
-            if preempted:
-                raise lost(preempted[0].request_id, self._waiting[0].request_id)
-            return None
-        admitted = set(adder.can_run)
-        for req in self._waiting:
-            if req in admitted:
-                plan.cached.append((req.request_id, req.start))
-        self._waiting = [req for req in self._waiting if req not in admitted]
-        for req in preempted:
-            self._queue(req)
-        if adder.new_chunked is not None:
-            self._chunked = adder.new_chunked
-        batch = Batch(adder.can_run)
-        batch.chunked = self._chunked
-        batch.prefill_only = all(req.max_new_tokens == 0 for req in adder.can_run)
-        return batch
+        return preempted
 
     def _launch_prefill(self, batch: Batch, plan: StepPlan) -> None:
         """Allocate a prefill batch; in mixed mode let the running decodes join it."""
@@ -331,9 +343,10 @@ class SglangScheduler:
     def _decode_one(self, reqs: list[LiveRequest], plan: StepPlan) -> None:
         """One more position for each request, to feed its newest token."""
         self.pool.allocate_decode(reqs)
-        scheduled = plan.scheduled
+        # The hot path: a named tuple's own constructor would take twice as long.
+        new = tuple.__new__
+        plan.scheduled += [new(ScheduledChunk, (req.request, req.kv, 1, True)) for req in reqs]
         for req in reqs:
-            scheduled.append(ScheduledChunk(req.request, req.kv, 1, True))
             req.kv += 1
 
     # -- helpers -----------------------------------------------------------------------------------------
