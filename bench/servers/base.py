@@ -26,7 +26,8 @@ class DockerOptions:
             for engines or hosts without a bridge.
         shm_bytes: size of /dev/shm; None shares the host's (`--ipc host`).
         gpus: "all", a tuple of device ids, or None for no GPU.
-        mounts: (host folder, path in the container), all read-only.
+        mounts: (host folder, path in the container), read-only: models, caches.
+        writable: the same, for what the engine is to write (the step probe's file).
         entrypoint: replaces the image's; None keeps it.
     """
 
@@ -35,6 +36,7 @@ class DockerOptions:
     shm_bytes: int | None = None
     gpus: Literal["all"] | tuple[str, ...] | None = "all"
     mounts: tuple[tuple[Path, str], ...] = ()
+    writable: tuple[tuple[Path, str], ...] = ()
     entrypoint: tuple[str, ...] | None = None
 
 

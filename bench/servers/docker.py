@@ -90,8 +90,9 @@ class DockerServer:
             "labels": {LABEL: "1", f"{LABEL}.run": spec.name},
             "environment": {**OFFLINE, **spec.env},
             "mounts": [
-                Mount(target, str(source.resolve()), type="bind", read_only=True)
-                for source, target in options.mounts
+                Mount(target, str(source.resolve()), type="bind", read_only=read_only)
+                for read_only, mounts in ((True, options.mounts), (False, options.writable))
+                for source, target in mounts
             ],
             "stdin_open": False,
             "init": True,  # engines leave zombies behind when their pid 1 does not reap
@@ -242,6 +243,15 @@ def connect() -> docker.DockerClient:
 def leftovers(client: docker.DockerClient) -> list[str]:
     """Names of containers that an earlier servecast left behind (it was killed with SIGKILL)."""
     return [str(found.name) for found in client.containers.list(all=True, filters={"label": LABEL})]
+
+
+def image_env(client: docker.DockerClient, name: str) -> list[str] | None:
+    """The environment that an image sets, as NAME=VALUE; None if it is not on this host."""
+    try:
+        config = client.images.get(name).attrs.get("Config") or {}
+    except DockerException:
+        return None
+    return list(config.get("Env") or [])
 
 
 def _safe(name: str) -> str:
