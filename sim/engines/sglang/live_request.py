@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sim.engines.sglang.radix_cache import Node
-from sim.engines.sglang.tokens import STOP_RUN, Run, output_key
+from sim.engines.sglang.tokens import STOP_RUN, Run, output_key, prompt_runs
 from sim.request import Request
 
 
@@ -16,6 +16,7 @@ class LiveRequest:
         max_new_tokens: the client's limit after the engine's clipping.
         ignore_eos: whether only a length limit ends it.
         num_output_tokens: outputs whose results were processed.
+        stopped: whether its last output is the stop token.
         finished, retracted: state flags; `retracted` holds from retraction to the next admission.
         kv: positions with a KV slot.
         prefix_len: tokens that its next chunk need not compute.
@@ -49,11 +50,11 @@ class LiveRequest:
         "stopped",
     )
 
-    def __init__(self, request: Request, prompt_runs: tuple[Run, ...], max_new_tokens: int) -> None:
+    def __init__(self, request: Request, max_new_tokens: int) -> None:
         self.request = request
         self.request_id = request.request_id
         self.prompt_len = request.prompt_len
-        self.prompt_runs = prompt_runs
+        self.prompt_runs = prompt_runs(request.prompt)
         self.entered = 0
         self.max_new_tokens = max_new_tokens
         self.ignore_eos = request.ignore_eos

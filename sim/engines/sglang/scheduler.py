@@ -22,7 +22,6 @@ from sim.engines.sglang.prefill_adder import PrefillAdder, Verdict
 from sim.engines.sglang.radix_cache import RadixCache
 from sim.engines.sglang.retract import retract_decode
 from sim.engines.sglang.stuck import lost, never_admitted
-from sim.engines.sglang.tokens import prompt_runs
 from sim.errors import BadInput
 from sim.request import Request
 
@@ -84,7 +83,6 @@ class SglangScheduler:
         self._last_prefill: Batch | None = None
         self._chunked: LiveRequest | None = None
         self._in_flight: deque[_InFlight] = deque()
-        self._stops: dict[str, int] = {}
         self._free_slots = config.request_slots
         self._step = 0
         self._entries = 0
@@ -117,8 +115,7 @@ class SglangScheduler:
             raise BadInput("request", request.request_id, hint)
         limit = max(0, min(request.max_tokens, longest - request.prompt_len - 1))
         limit = max(0, min(limit, pool.total - pool.ceil(request.prompt_len) - pool.page_size - 1))
-        runs = prompt_runs(request.prompt, self._stops)
-        self._queue(LiveRequest(request, runs, limit))
+        self._queue(LiveRequest(request, limit))
         self._fully_idle = False
 
     def schedule(self) -> StepPlan:
@@ -170,8 +167,6 @@ class SglangScheduler:
             new_tokens.append((req.request_id, outputs))
             if not req.ignore_eos and req.request.samples_stop(outputs):
                 req.stopped = True
-                if req.request.session is not None:
-                    self._stops[req.request_id] = outputs
                 self._finish(req, "stop", result)
             elif outputs >= req.max_new_tokens:
                 self._finish(req, "length", result)

@@ -5,46 +5,28 @@ A run `(key, start, length)` stands for tokens `start .. start + length - 1` of 
 agree over the shorter of them or differ in their very first token.
 
 The end-of-sequence token is the one exception: whoever samples it, it is the same token. It has a key of its
-own, `STOP_RUN`.
+own, the one of `STOP_RUN`, and a prompt that quotes it names it by that key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sim.request import Segment, SegmentKey
 
 Run = tuple[SegmentKey, int, int]
 
-STOP_RUN: Run = ("<stop>", 0, 1)
-_OUTPUT = "out:"
+STOP_RUN: Run = ("stop", 0, 1)
 
 
 def output_key(request_id: str) -> str:
     """Key of the tokens that a request generates."""
-    return _OUTPUT + request_id
+    return f"out:{request_id}"
 
 
-def prompt_runs(prompt: Sequence[Segment], stops: Mapping[str, int]) -> tuple[Run, ...]:
-    """Runs of a prompt.
-
-    Args:
-        prompt: segments of a request; all lengths at least 1.
-        stops: for requests known to have sampled a stop token, how-manieth output it was (1-based). A
-            prompt that quotes such a request's output up to that token quotes the stop token itself.
-    """
-    runs: list[Run] = []
-    for key, length in prompt:
-        stop = stops.get(key[len(_OUTPUT) :]) if isinstance(key, str) and key.startswith(_OUTPUT) else None
-        if stop is None or length < stop:
-            runs.append((key, 0, length))
-            continue
-        if stop > 1:
-            runs.append((key, 0, stop - 1))
-        runs.append(STOP_RUN)
-        if length > stop:
-            runs.append((key, stop, length - stop))
-    return tuple(runs)
+def prompt_runs(prompt: Sequence[Segment]) -> tuple[Run, ...]:
+    """Runs of a prompt."""
+    return tuple((key, 0, length) for key, length in prompt)
 
 
 def clip(runs: Sequence[Run], length: int) -> list[Run]:
