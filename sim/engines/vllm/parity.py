@@ -12,12 +12,15 @@ from sim.engines.vllm.scheduler import VllmScheduler, VllmSchedulerConfig
 from sim.errors import BadInput
 
 
-def replay(scenario: Scenario, version: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def replay(
+    scenario: Scenario, version: str, pipeline_depth: int | None = None
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Run a scenario: lines of the trace, one per scheduling call, and `outcome` and `evicted_blocks`.
 
     With asynchronous scheduling one iteration is "call k, then the result of call k - 1"; an iteration that
     only drains the pipeline makes no call and no line, and a call that schedules nothing has no result.
-    Raises BadInput for a malformed scenario, EngineStuck where the engine would hang.
+    `pipeline_depth` lets results come later than the engine's own two steps at most, as pipeline parallelism
+    does. Raises BadInput for a malformed scenario, EngineStuck where the engine would hang.
     """
     pending = arrivals(scenario)
     ids = [request["id"] for request in scenario["requests"]]
@@ -27,6 +30,7 @@ def replay(scenario: Scenario, version: str) -> tuple[list[dict[str, Any]], dict
     outputs: dict[str, int] = {}
     preemptions: Counter[str] = Counter()
     in_flight: deque[StepPlan] = deque()
+    depth = pipeline_depth or scheduler.pipeline_depth
     step = 0
     while pending or in_flight or scheduler.has_work():
         if not in_flight and not scheduler.has_work():
@@ -42,7 +46,7 @@ def replay(scenario: Scenario, version: str) -> tuple[list[dict[str, Any]], dict
             step += 1
             if plan.scheduled:
                 in_flight.append(plan)
-                if len(in_flight) < scheduler.pipeline_depth:
+                if len(in_flight) < depth:
                     continue
         if in_flight:
             result = scheduler.update(in_flight.popleft())
@@ -62,7 +66,11 @@ def replay(scenario: Scenario, version: str) -> tuple[list[dict[str, Any]], dict
 def _config(scenario: Scenario, version: str) -> VllmSchedulerConfig:
     args = scenario["args"]
     known = {field.name for field in fields(VllmSchedulerConfig)} - {"version"}
-    optional = {"max_num_active_seqs"}
+    optional = {
+        "max_num_scheduled_tokens",
+        "max_num_active_seqs",
+        "long_prefill_token_threshold_adaptive",
+    }
     for name in args.keys() - known:
         raise BadInput(f"scenario {scenario['id']}", name, "unknown argument")
     for name in sorted(known - optional - args.keys()):

@@ -10,78 +10,18 @@ last.
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sim.engines.base import FinishReason, QueueState, ScheduledChunk, StepPlan, StepResult
 from sim.engines.vllm.block_pool import BlockPool, CountingBlockPool, PrefixCachingBlockPool
+from sim.engines.vllm.config import VllmSchedulerConfig
 from sim.engines.vllm.queue import FcfsQueue, PriorityQueue, WaitingQueue
 from sim.engines.vllm.request import EngineRequest
 from sim.errors import BadInput, EngineStuck
 from sim.request import Request
 
-
-@dataclass(frozen=True, slots=True)
-class VllmSchedulerConfig:
-    """The flags that the scheduler reads, under the engine's own names.
-
-    Attributes:
-        num_gpu_blocks: KV blocks as the engine counts them; one of them, the null block, is not usable.
-        watermark: fraction of `num_gpu_blocks` that an admission must leave free while anything runs.
-        max_num_active_seqs: cap on admissions below `max_num_seqs` (0.33.0 and later); None: no such cap.
-        version: engine version; the rules differ between 0.28 and 0.33, others use those of the nearer one.
-
-    Raises BadInput for values with which the engine does not start.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    block_size: int
-    num_gpu_blocks: int
-    enable_prefix_caching: bool
-    async_scheduling: bool
-    scheduling_policy: str
-    long_prefill_token_threshold: int
-    scheduler_reserve_full_isl: bool
-    watermark: float
-    max_model_len: int
-    enable_chunked_prefill: bool
-    version: str = "0.28.0"
-    max_num_active_seqs: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise BadInput(_flag(name), getattr(self, name), "must be at least 1")
-        if self.num_gpu_blocks < 2:
-            raise BadInput("--num-gpu-blocks-override", self.num_gpu_blocks, "must be at least 2")
-        if self.scheduling_policy not in ("fcfs", "priority"):
-            raise BadInput("--scheduling-policy", self.scheduling_policy, "must be fcfs or priority")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            hint = f"must be at least max_num_seqs ({self.max_num_seqs})"
-            raise BadInput("--max-num-batched-tokens", self.max_num_batched_tokens, hint)
-        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
-            hint = f"must be at least max_model_len ({self.max_model_len}) without chunked prefill"
-            raise BadInput("--max-num-batched-tokens", self.max_num_batched_tokens, hint)
-        if not 0 <= self.long_prefill_token_threshold <= self.max_model_len:
-            hint = f"must lie between 0 and max_model_len ({self.max_model_len})"
-            raise BadInput("--long-prefill-token-threshold", self.long_prefill_token_threshold, hint)
-        if not 0 <= self.watermark < 1:
-            raise BadInput("--watermark", self.watermark, "must be at least 0 and below 1")
-        if not re.match(r"\d+\.\d+", self.version):
-            raise BadInput("--engine-version", self.version, "must look like 0.28.0")
-
-    @property
-    def follows_0_33(self) -> bool:
-        """Whether the rules of 0.33 hold rather than those of 0.28."""
-        major, minor = (int(part) for part in self.version.split(".")[:2])
-        return (major, minor) > (0, 30)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+__all__ = ["VllmScheduler", "VllmSchedulerConfig"]
 
 
 class VllmScheduler:
@@ -107,6 +47,9 @@ class VllmScheduler:
             FcfsQueue(separate_skipped=not config.follows_0_33)
             if config.scheduling_policy == "fcfs"
             else PriorityQueue()
+        )
+        self._token_budget = min(
+            config.max_num_batched_tokens, config.max_num_scheduled_tokens or config.max_num_batched_tokens
         )
         self._placeholders_per_step = int(config.async_scheduling)
         self._by_priority = config.scheduling_policy == "priority"
@@ -161,9 +104,7 @@ class VllmScheduler:
         plan = StepPlan(self._num_steps, "mixed")
         self._num_steps += 1
         batch: list[EngineRequest] = []
-        threshold = self.config.long_prefill_token_threshold
-        if not threshold or (self.config.follows_0_33 and len(self.running) + len(self.waiting) <= 1):
-            threshold = self.config.max_model_len  # 0.33.0: a lone request is not slowed down
+        threshold = self.config.prefill_threshold(len(self.running) + len(self.waiting))
         budget = self._schedule_running(plan, batch, threshold)
         if not plan.preempted:
             self._schedule_waiting(plan, batch, threshold, budget)
@@ -201,7 +142,7 @@ class VllmScheduler:
         max_model_len = self.config.max_model_len
         block_size = self.config.block_size
         pool = self.block_pool
-        budget = self.config.max_num_batched_tokens
+        budget = self._token_budget
         index = 0
         while index < len(running) and budget > 0:
             request = running[index]
@@ -345,8 +286,8 @@ class VllmScheduler:
             return
         first = self.running[0] if self.running else self.waiting.peek()
         raise EngineStuck(
-            f"request {first.request_id}: nothing can be scheduled and nothing is in flight; "
-            f"{self.block_pool.num_free_blocks} KV blocks are free; raise --max-num-batched-tokens"
+            f"request {first.request_id}: the scheduler made an empty step with {len(self.running)} running "
+            f"and {len(self.waiting)} waiting requests and no result to wait for, and would do so for ever"
         )
 
 
