@@ -56,7 +56,7 @@ def parse_json(text: str, path: str | Path, line: int = 1) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         at = line + error.lineno - 1
-        ended = error.pos >= len(text.rstrip())
+        ended = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         hint = "the file is truncated" if ended else f"is not JSON ({error.msg}, column {error.colno})"
         raise BadInput(place(path, at), None, hint) from None
 

@@ -18,7 +18,7 @@ from sim.request import Request
 from sim.workload.arrivals import check_arrivals, sglang_arrivals, vllm_arrivals
 from sim.workload.datasets import Prompts, prefix_repetition, sglang_random, vllm_random
 from sim.workload.sharegpt import read_sharegpt
-from sim.workload.spec import PrefixRepetitionDataset, RandomDataset, WorkloadSpec
+from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 from sim.workload.traces import first, read_trace
 
 Floats = NDArray[np.float64]
@@ -104,9 +104,9 @@ def check_spec(spec: WorkloadSpec, seed: int) -> None:
     for flag, number in (("--rate-scale", spec.rate_scale), ("--duration", spec.duration)):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise BadInput(flag, number, "must be above 0 and finite")
-    output_len = getattr(spec.dataset, "output_len", None)
-    if output_len is not None and output_len < 1:
-        raise BadInput("--output-len", output_len, "must be at least 1")
+    if isinstance(spec.dataset, FileDataset) and spec.dataset.output_len is not None:
+        if spec.dataset.output_len < 1:
+            raise BadInput("--output-len", spec.dataset.output_len, "must be at least 1")
 
 
 def warmups(spec: WorkloadSpec, requests: list[Request]) -> list[Request]:
