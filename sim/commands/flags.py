@@ -7,6 +7,7 @@ A table (`flags.yaml`) names every flag that an engine's or a client's own parse
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Literal
 
 import yaml
 
-from sim.commands.numbers import truth
+from sim.commands.numbers import human_int, iec_int, real, truth, whole
 from sim.errors import BadInput
 from sim.provenance import Note
 
@@ -24,7 +25,7 @@ Role = Literal["modelled", "not-modelled", "irrelevant"]
 ROLES: tuple[Role, ...] = ("modelled", "not-modelled", "irrelevant")
 NO_VALUE_KINDS = {"bool", "switch"}
 _NEGATIVE_NUMBER = re.compile(r"-(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?$|-inf$|-nan$", re.IGNORECASE)
-_SHORT_WITH_VALUE = re.compile(r"(-[A-Za-z]+)(\d+)$")
+_LEVEL = re.compile(r"(-O)(\d+)$")  # vLLM's own parser takes -O3; no other short form may touch its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +93,18 @@ class FlagTable:
             return self.spellings[normal]
         if not normal.startswith("--") or len(normal) < 4:
             return None
-        begun = {f.name: f for s, f in self.spellings.items() if s.startswith(normal)}
+        begun = {
+            f.name: f
+            for s, f in self.spellings.items()
+            if s.startswith(normal) and not f.since and not f.until
+        }
         if len(begun) > 1:
             raise BadInput(spelling, None, f"could be any of {', '.join(sorted(begun))}")
         return next(iter(begun.values()), None)
 
     def nearest(self, spelling: str, count: int = 1) -> list[str]:
         """The most similar known long spellings, best first."""
-        known = [s for s in self.spellings if s.startswith("--")]
+        known = [s for s, f in self.spellings.items() if s.startswith("--") and not f.until]
         return difflib.get_close_matches(normalise(spelling), known, n=count, cutoff=0.5)
 
     def unknown(self, spelling: str, other: FlagTable | None = None) -> BadInput:
@@ -212,7 +217,7 @@ def _read_one(
 ) -> GivenFlag:
     name, equals, inline = word.partition("=")
     head, dot, tail = name.partition(".")
-    attached = _SHORT_WITH_VALUE.match(head)
+    attached = _LEVEL.match(head)
     flag = table.find(head)
     if flag is None and attached and not equals:
         flag, inline, equals = table.find(attached.group(1)), attached.group(2), "="
@@ -248,7 +253,29 @@ def _read_one(
         raise BadInput(flag.name, None, "needs a value")
     if flag.choices and value and value[0] not in flag.choices:
         raise BadInput(flag.name, value[0], f"must be one of {', '.join(flag.choices)}")
+    for text in value:
+        _check_kind(flag, text)
     return GivenFlag(flag, flag.name, value)
+
+
+def _check_kind(flag: Flag, text: str) -> None:
+    """Refuse what the program's own parser would refuse whatever the flag does."""
+    if text.startswith("$"):
+        raise BadInput(flag.name, text, "is a shell variable that the text does not set; write its value")
+    if flag.kind == "int":
+        whole(flag.name, text)
+    elif flag.kind == "human":
+        human_int(flag.name, text)
+    elif flag.kind == "iec":
+        iec_int(flag.name, text)
+    elif flag.kind == "float":
+        real(flag.name, text, infinite=True)
+    elif flag.kind == "json" and text.lstrip().startswith(("{", "[")):
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            hint = f"is not JSON ({error.msg}); put it in single quotes"
+            raise BadInput(flag.name, text, hint) from None
 
 
 def _take(queue: list[str], limit: int | None) -> Iterable[str]:

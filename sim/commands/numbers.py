@@ -16,7 +16,7 @@ _HUMAN = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])?")
 
 
 def human_int(flag: str, text: str) -> int:
-    """Read `4096`, `1k` (1,000), `4K` (4,096), `25.6k` (25,600); `-1` and `auto` mean -1.
+    """Read `4096`, `1k` (1,000), `4K` (4,096), `25.6k` (25,600), `-1`; `auto` means -1.
 
     A binary suffix takes no decimals (vllm/engine/arg_utils.py `human_readable_int`, 0.28).
 
@@ -24,8 +24,10 @@ def human_int(flag: str, text: str) -> int:
         BadInput: not such a number.
     """
     stripped = text.strip().replace("_", "")
-    if stripped in {"-1", "auto"}:
+    if stripped == "auto":
         return -1
+    if re.fullmatch(r"-\d+", stripped):
+        return int(stripped)
     match = _HUMAN.fullmatch(stripped)
     if match is None:
         raise BadInput(flag, text, "must be a whole number such as 8192, 8k (8,000) or 8K (8,192)")

@@ -30,7 +30,7 @@ _MODULES: dict[str, EngineName] = {
 _CLI_MODULES: dict[str, EngineName] = {"vllm.entrypoints.cli.main": "vllm", "sglang.cli.main": "sglang"}
 _SCRIPTS = re.compile(r"(?:^|/)(?:vllm/.*api_server\.py|sglang/launch_server\.py|launch_server\.py)$")
 _TAG_VERSION = re.compile(r"^v?(\d+\.\d+(?:\.\d+)?)(?:[.\-+_].*)?$")
-_SECRET_ENV = re.compile(r"TOKEN|SECRET|PASSWORD|API_?KEY|CREDENTIAL", re.IGNORECASE)
+_SECRET_ENV = re.compile(r"(?:TOKEN|SECRET|PASSWORD|KEY|CREDENTIALS?)$", re.IGNORECASE)
 _KEPT_ENV = re.compile(
     r"^(VLLM|SGLANG|SGL|NCCL|CUDA|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|TORCH|PYTORCH|OMP_NUM_THREADS|FLASHINFER)"
 )
@@ -134,18 +134,19 @@ def serve_from_words(
     model = positional[0] if positional else named_model
     if positional and named_model not in (None, positional[0]):
         raise BadInput(model_flag, named_model, f"differs from the positional model {positional[0]!r}")
+    if model is not None and model.startswith("$"):
+        raise BadInput(FIELD, model, "is a shell variable that the text does not set; write the model's name")
     secrets = [g.flag.name for g in flags if g.flag.secret]
     notes += [Note("info", name, "a secret: left out of the scenario") for name in secrets]
-    kept_env, env_notes = _keep_env(env or {})
     return ServeCommand(
         engine=engine,
         model=model,
         given=tuple(g for g in flags if g.flag.name != model_flag and not g.flag.secret),
-        env=kept_env,
+        env=_keep_env(env or {}),
         image=image,
         version=version,
         entry=entry,
-        notes=(*extra_notes, *notes, *env_notes),
+        notes=(*extra_notes, *notes),
     )
 
 
@@ -181,7 +182,7 @@ def _parse_words(command: Words) -> ServeCommand | None:
             return serve_from_words(engine, words[start:], env=command.env, entry=name)
         if words[index] in {"-c", "-lc"} and index + 1 < len(words) and " " in words[index + 1]:
             inner = parse_serve_command(words[index + 1])
-            return replace(inner, env={**_keep_env(command.env)[0], **inner.env})
+            return replace(inner, env={**_keep_env(command.env), **inner.env})
     return None
 
 
@@ -192,7 +193,7 @@ def _parse_container(run: ContainerRun) -> ServeCommand:
     if inner is not None:
         return replace(
             inner,
-            env={**_keep_env(run.env)[0], **inner.env},
+            env={**_keep_env(run.env), **inner.env},
             image=run.image,
             version=version,
             entry="docker " + inner.entry,
@@ -271,6 +272,6 @@ def mapping_words(key: str, value: object, flags: FlagTable) -> list[str]:
     return [f"{spelling}={value}"]
 
 
-def _keep_env(env: Mapping[str, str]) -> tuple[dict[str, str], list[Note]]:
-    kept = {k: v for k, v in env.items() if _KEPT_ENV.match(k) and not _SECRET_ENV.search(k)}
-    return kept, []
+def _keep_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables that matter to the engine, without secrets."""
+    return {k: v for k, v in env.items() if _KEPT_ENV.match(k) and not _SECRET_ENV.search(k)}
