@@ -15,7 +15,8 @@ class Client:
     """Sends requests at their scheduled times, at most `max_concurrency` of them in flight.
 
     As `vllm bench serve` does (benchmarks/serve.py): a request whose time has come waits first come, first
-    served for a free place, and its own clock starts once it has one.
+    served for a free place, and its own clock starts once it has one. Arrivals count from the moment at
+    which the client is made.
 
     Attributes:
         done: succeeds at the moment the last answer is complete.
@@ -28,6 +29,7 @@ class Client:
         send: Callable[[Request], None],
         max_concurrency: int | None = None,
     ) -> None:
+        self._start = env.now
         self.done = env.event()
         self._env = env
         self._send = send
@@ -49,12 +51,12 @@ class Client:
         self._pump()
 
     def _pump(self) -> None:
-        while self._due and self._free and self._due[0].arrival <= self._env.now:
+        while self._due and self._free and self._start + self._due[0].arrival <= self._env.now:
             self._free -= 1
             self._send(self._due.popleft())
         if self._due and self._free and not self._alarm_set:
             self._alarm_set = True
-            at(self._env, self._due[0].arrival, self._alarm)
+            at(self._env, self._start + self._due[0].arrival, self._alarm)
 
     def _alarm(self) -> None:
         self._alarm_set = False

@@ -50,9 +50,15 @@ class TtftParts:
 
 
 class Recorder:
-    """Collects a run compactly: memory grows with steps and with batch changes, not with tokens."""
+    """Collects a run compactly: memory grows with steps and with batch changes, not with tokens.
+
+    Attributes:
+        start: the moment from which records count (warm-ups come before it).
+        tracks: by request id.
+    """
 
     def __init__(self, front_end: FrontEnd, stream_interval: int = 1) -> None:
+        self.start = 0.0
         self.tracks: dict[str, Track] = {}
         self._front_end = front_end
         self._interval = stream_interval
@@ -104,7 +110,7 @@ class Recorder:
         """When each output token reaches the client, streaming intervals aside. Call `flush` first."""
         if not track.runs:
             return np.empty(0)
-        bases = self._flushed
+        bases = self._flushed - self.start
         delay, cost = self._front_end.output_delay, self._chunk_cost
         return np.concatenate(
             [bases[first : last + 1] + ((place + 1) * cost + delay) for first, last, place in track.runs]
@@ -122,7 +128,7 @@ class Recorder:
         return RequestRecords(
             request_id=tuple(r.request_id for r in order),
             scheduled=np.array([r.arrival for r in order], dtype=np.float64),
-            sent=np.array([t.sent for t in tracks], dtype=np.float64),
+            sent=np.array([t.sent - self.start for t in tracks], dtype=np.float64),
             first_token=np.array([c[0] if len(c) else NAN for c in chunks], dtype=np.float64),
             last_token=np.array([c[-1] if len(c) else NAN for c in chunks], dtype=np.float64),
             prompt_len=np.array([r.prompt_len for r in order], dtype=np.int64),
@@ -139,7 +145,7 @@ class Recorder:
     def ttft_parts(self, order: Sequence[Request]) -> TtftParts:
         """The split of each request's time to first token. Call `flush` first."""
         tracks = [self.tracks[r.request_id] for r in order]
-        scheduled = np.array([r.arrival for r in order], dtype=np.float64)
+        scheduled = np.array([self.start + r.arrival for r in order], dtype=np.float64)
         sent = np.array([t.sent for t in tracks], dtype=np.float64)
         at_engine = np.array([t.at_engine for t in tracks], dtype=np.float64)
         first_scheduled = np.array([t.first_scheduled for t in tracks], dtype=np.float64)

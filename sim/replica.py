@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import simpy
 
 from sim.engines.base import QueueState, Scheduler, StepPlan, StepResult, StepShape
+from sim.engines.glue import Limits
 from sim.errors import EngineStuck
 from sim.moments import at
 from sim.recorder import Recorder, Track
@@ -80,14 +81,6 @@ class SeriesBuffer:
         self._count += 1
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What an engine's own flags cap, for naming what requests wait for; None is no cap."""
-
-    max_num_seqs: int | None = None
-    max_num_tokens: int | None = None
-
-
 class Replica:
     """An engine with its front end, stepped in simulated time.
 
@@ -141,6 +134,11 @@ class Replica:
         self._state = QueueState(0, 0, 0, 0)
         self._bound: Callable[[StepShape], str] | None = getattr(step_time, "bound", None)
         env.process(self._guarded())
+
+    def forget_usage(self) -> None:
+        """Begin anew with counters and series."""
+        self.usage = Usage()
+        self.series = SeriesBuffer()
 
     def submit(self, request: Request) -> None:
         """Take a request from a client now; it queues for the serial front end, then for the engine."""

@@ -10,9 +10,10 @@ import simpy
 
 from sim.client import Client
 from sim.engines.base import Scheduler
+from sim.engines.glue import Limits
 from sim.errors import EngineStuck
 from sim.recorder import Recorder, TtftParts
-from sim.replica import Limits, Replica, StepSink, Usage
+from sim.replica import Replica, StepSink, Usage
 from sim.request import Request
 from sim.results import RequestRecords, ServerSeries
 from sim.steptime.base import StepTimeModel
@@ -35,6 +36,7 @@ def run(
     step_time: StepTimeModel,
     *,
     max_concurrency: int | None = None,
+    warmups: Sequence[Request] = (),
     stream_interval: int = 1,
     idle_poll: float = 0.0,
     limits: Limits | None = None,
@@ -45,6 +47,7 @@ def run(
     Args:
         scheduler: fresh; it is used up.
         max_concurrency: cap of the client on requests in flight.
+        warmups: sent before the clock starts, all at once; they leave no records but what they cached.
         stream_interval: tokens per streamed chunk (both engines' `--stream-interval`).
         idle_poll: see `Replica`.
         limits: for naming what requests wait for.
@@ -57,6 +60,32 @@ def run(
     env = simpy.Environment()
     recorder = Recorder(step_time.front_end, stream_interval)
     replica = Replica(env, scheduler, step_time, recorder, idle_poll=idle_poll, limits=limits, steps=steps)
+    if warmups:
+        _send(env, replica, recorder, warmups, max_concurrency)
+        recorder.start = env.now
+        replica.forget_usage()
+    _send(env, replica, recorder, requests, max_concurrency)
+    recorder.flush()
+    order = sorted(requests, key=lambda r: r.arrival)
+    samples = np.array(replica.series.samples, dtype=np.float64).reshape(-1, 4)
+    samples[:, 0] -= recorder.start
+    return RunOutcome(
+        records=recorder.records(order),
+        ttft_parts=recorder.ttft_parts(order),
+        series=ServerSeries(*samples.T.copy()),
+        usage=replica.usage,
+        duration=env.now - recorder.start,
+    )
+
+
+def _send(
+    env: simpy.Environment,
+    replica: Replica,
+    recorder: Recorder,
+    requests: Sequence[Request],
+    max_concurrency: int | None,
+) -> None:
+    """Run until the last of `requests` is answered."""
     client = Client(env, requests, replica.submit, max_concurrency)
     replica.on_delivered = client.delivered
     try:
@@ -67,16 +96,6 @@ def run(
         ) from ran_dry
     if replica.failure is not None:
         raise replica.failure
-    recorder.flush()
-    order = sorted(requests, key=lambda r: r.arrival)
-    samples = np.array(replica.series.samples, dtype=np.float64).reshape(-1, 4)
-    return RunOutcome(
-        records=recorder.records(order),
-        ttft_parts=recorder.ttft_parts(order),
-        series=ServerSeries(*samples.T.copy()),
-        usage=replica.usage,
-        duration=env.now,
-    )
 
 
 def _first_open(recorder: Recorder) -> str:

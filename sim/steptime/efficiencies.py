@@ -54,8 +54,8 @@ class Efficiencies:
     Attributes:
         weight_bandwidth: memory bandwidth reached while weights stream.
         kv_bandwidth: the same while decode attention reads the KV cache.
-        mixed_kv_reread: in a batch that also holds prefill chunks, kernels that do not pack the query heads of
-            a KV head read it more than once: 1 + mixed_kv_reread * (query heads per KV head - 1) times.
+        mixed_kv_reread: in a batch that also holds prefill chunks, kernels that do not pack the query heads
+            of a KV head read it more than once: 1 + mixed_kv_reread * (query heads per KV head - 1) times.
         gemm_flops: FLOP rate of large GEMMs.
         gemm_ramp: tokens' worth of extra GEMM time per step, so that small batches reach less of the rate:
             rate(T) = gemm_flops * T / (T + gemm_ramp).

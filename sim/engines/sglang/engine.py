@@ -1,0 +1,78 @@
+"""SGLang's resolved configuration as scheduler, graph buckets and caps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+from sim.engines.base import Scheduler
+from sim.engines.glue import EngineGlue, Limits
+from sim.engines.sglang.args import default_max_running_requests
+from sim.engines.sglang.config import SglangSchedulerConfig
+from sim.engines.sglang.scheduler import SglangScheduler
+from sim.hardware import GpuSpec
+from sim.memory import MemoryAccount
+from sim.model import ModelConfig
+from sim.request import Request
+from sim.scenario import EngineConfig, Observed
+from sim.steptime.buckets import GraphBuckets
+
+# The event loop spins without a pause (srt/managers/scheduler.py, 0.5.21).
+IDLE_POLL = 0.0
+
+_COMPUTED = {"max_running_requests", "max_total_tokens", "page_size", "seed", "version"}
+
+
+def make_scheduler(
+    config: EngineConfig, pool: MemoryAccount, requests: Sequence[Request], seed: int
+) -> Scheduler:
+    """The scheduler that this configuration starts; `seed` feeds the "random" policy."""
+    del requests
+    names = {f.name for f in fields(SglangSchedulerConfig)} - _COMPUTED
+    values: dict[str, Any] = {name: config[name] for name in names if name in config.values}
+    return SglangScheduler(
+        SglangSchedulerConfig(
+            max_running_requests=_max_running(config, pool),
+            max_total_tokens=pool.kv_cache_tokens,
+            page_size=pool.block_size,
+            seed=seed,
+            version=config.version,
+            **values,
+        )
+    )
+
+
+def graph_buckets(config: EngineConfig) -> GraphBuckets:
+    """Decode graphs by batch size, prefill graphs by tokens, padded to at most twice the batch.
+
+    Source: model_executor/runner (decode and prefill graph runners), 0.5.21.
+    """
+    decode = () if config["cuda_graph_backend_decode"] == "disabled" else config["cuda_graph_bs_decode"]
+    prefill = () if config["cuda_graph_backend_prefill"] == "disabled" else config["cuda_graph_bs_prefill"]
+    return GraphBuckets(tuple(decode or ()), tuple(prefill or ()), "piecewise", max_padding=2.0)
+
+
+def limits(config: EngineConfig, pool: MemoryAccount) -> Limits:
+    """Request slots and the chunk of one prefill batch."""
+    chunk = config["chunked_prefill_size"]
+    return Limits(_max_running(config, pool), chunk if chunk and chunk > 0 else config["max_prefill_tokens"])
+
+
+def _max_running(config: EngineConfig, pool: MemoryAccount) -> int:
+    asked: int | None = config["max_running_requests"]
+    if asked is not None:
+        return asked
+    return default_max_running_requests(pool.kv_cache_tokens, config["context_length"])
+
+
+def account(
+    model: ModelConfig, gpu: GpuSpec, gpu_count: int, config: EngineConfig, observed: Observed
+) -> MemoryAccount:
+    """The memory account of one rank; see `sim.engines.sglang.memory`."""
+    from sim.engines.sglang import memory
+
+    return memory.account(model, gpu, gpu_count, config, observed)
+
+
+ENGINE = EngineGlue(account, make_scheduler, graph_buckets, limits, IDLE_POLL)
