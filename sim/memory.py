@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.model import ModelConfig
 from sim.provenance import Note, Origin
 
 
@@ -47,3 +48,10 @@ class MemoryAccount:
     max_concurrency: float
     kv_origin: Origin
     notes: tuple[Note, ...]
+
+
+def config_notes(model: ModelConfig) -> list[Note]:
+    """What was assumed of a config.json that the user passed; rows of the shipped table are known."""
+    if model.source:
+        return []
+    return [Note("assumed", f"config.json {field}", rule) for field, rule in model.defaulted]

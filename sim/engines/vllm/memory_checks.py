@@ -9,7 +9,7 @@ from sim.engines.vllm.kv_layout import KvLayout
 from sim.engines.vllm.profiling import GIB
 from sim.errors import BadInput
 from sim.hardware import GpuSpec
-from sim.memory import MemoryLine
+from sim.memory import MemoryLine, config_notes
 from sim.model import ModelConfig
 from sim.provenance import Note
 
@@ -123,7 +123,7 @@ def account_notes(
     available: int,
 ) -> list[Note]:
     """What was assumed, what is not modelled, and whether the plan is close to not starting."""
-    notes = [Note("assumed", f"config.json {field}", rule) for field, rule in model.defaulted]
+    notes = config_notes(model)
     if low <= 0 < available:
         notes.append(
             Note(
