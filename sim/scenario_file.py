@@ -13,6 +13,7 @@ data set. Beside `bench:` it overrides single fields.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -115,11 +116,11 @@ class WorkloadInput(_Strict):
     duration: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     endpoint: str | None = None
 
-    @field_validator("request_rate", "burstiness")
+    @field_validator("goodput")
     @classmethod
-    def _number(cls, value: float | None) -> float | None:
-        if value is not None and math.isnan(value):
-            raise ValueError("must be a number, not NaN")
+    def _limit(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and not all(v >= 0 and math.isfinite(v) for v in value.values()):
+            raise ValueError("limits must be finite and at least 0 [ms]")
         return value
 
     @field_validator("percentiles")
@@ -276,8 +277,6 @@ def _dataset(given: DatasetInput, base: Dataset) -> Dataset:
 
 
 def _unknown_key(location: tuple[int | str, ...]) -> str:
-    import difflib
-
     models: dict[str, type[_Strict]] = {
         "engine": EngineInput,
         "observed": ObservedInput,
