@@ -109,7 +109,7 @@ def _verdict(result: BenchResult, paint: Paint) -> list[str]:
     identity = result.identity
     parts = [identity.get(key) for key in ("engine", "engine_version", "model", "gpu")]
     what = " · ".join(str(part) for part in parts if part)
-    lines = [paint("title", f"{result.origin}: {what or result.tool}")]
+    lines = [paint("title", line) for line in _wrap(f"{result.origin}: {what or result.tool}")]
     status = result.verdict.status
     lines.append(f"verdict: {paint(status, status)}{_stability(result, paint)}")
     for reason in result.verdict.reasons:
@@ -122,9 +122,9 @@ def _stability(result: BenchResult, paint: Paint) -> str:
     state, offered = regime.get("state"), regime.get("offered_rate")
     rate = regime.get("sustainable_rate")
     if state == "saturated":
-        able = f"about {rate:.3g} can be sustained" if rate else "fewer can be sustained"
+        able = f"about {rate:.3g} sustainable" if rate else "fewer sustainable"
         grows = regime.get("backlog_growth")
-        queue = f", the queue grows by {grows:.3g}/s" if grows else ""
+        queue = f", queue grows {grows:.3g}/s" if grows else ""
         return ", " + paint("saturated", "saturated") + f": {offered:.3g} requests/s offered, {able}{queue}"
     if state == "stable" and offered:
         return f", stable at {offered:.3g} requests/s"

@@ -104,9 +104,9 @@ def check_spec(spec: WorkloadSpec, seed: int) -> None:
     for flag, number in (("--rate-scale", spec.rate_scale), ("--duration", spec.duration)):
         if number is not None and not (math.isfinite(number) and number > 0):
             raise BadInput(flag, number, "must be above 0 and finite")
-    if isinstance(spec.dataset, FileDataset) and spec.dataset.output_len is not None:
-        if spec.dataset.output_len < 1:
-            raise BadInput("--output-len", spec.dataset.output_len, "must be at least 1")
+    fixed = spec.dataset.output_len if isinstance(spec.dataset, FileDataset) else None
+    if fixed is not None and fixed < 1:
+        raise BadInput("--output-len", fixed, "must be at least 1")
 
 
 def warmups(spec: WorkloadSpec, requests: list[Request]) -> list[Request]:

@@ -1,0 +1,351 @@
+import csv
+import json
+import math
+from dataclasses import asdict, fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.errors import BadInput
+from sim.metrics import summarise
+from sim.provenance import Note
+from sim.regime import Regime
+from sim.resultfile import (
+    read_result,
+    read_results,
+    result_json,
+    workload_identity,
+    write_requests_csv,
+    write_result,
+)
+from sim.results import BenchResult, RequestRecords, ServerSeries, Verdict
+from sim.workload.spec import RandomDataset, WorkloadSpec
+
+NAN = math.nan
+
+
+def run(n=6, failed=1, seed=0):
+    rng = np.random.default_rng(seed)
+    due = np.cumsum(rng.exponential(0.3, n))
+    output = rng.integers(2, 9, n)
+    ok = np.arange(n) >= failed
+    first = np.where(ok, due + 0.1 + rng.uniform(0, 0.2, n), NAN)
+    itls = [
+        rng.uniform(0.01, 0.03, k - 1) if good else np.zeros(0) for k, good in zip(output, ok, strict=True)
+    ]
+    records = RequestRecords(
+        request_id=tuple(f"r{i}" for i in range(n)),
+        scheduled=due,
+        sent=due + 0.01,
+        first_token=first,
+        last_token=first + np.array([gaps.sum() for gaps in itls]),
+        prompt_len=rng.integers(10, 99, n),
+        output_len=np.where(ok, output, -1),
+        cached_tokens=np.where(ok, 0, -1),
+        status=tuple("ok" if good else "timeout" for good in ok),
+        itls=np.concatenate(itls),
+        itl_offsets=np.cumsum([0, *map(len, itls)]),
+        queue=np.where(ok, 0.05, NAN),
+        prefill=np.where(ok, 0.04, NAN),
+        preemptions=np.where(ok, 1, -1),
+    )
+    spec = WorkloadSpec(
+        dataset=RandomDataset(64, 8), num_prompts=n, request_rate=3.0, goodput=(("ttft", 200.0),)
+    )
+    return BenchResult(
+        origin="predicted",
+        tool="servecast predict",
+        identity={"engine": "vllm", "model": "m/x", "workload": workload_identity(spec)},
+        duration=9.5,
+        aggregates=summarise(records, spec, 9.5),
+        records=records,
+        series=ServerSeries(
+            np.array([0.0, 1.0]), np.array([1.0, 2.0]), np.array([0.0, NAN]), np.array([0.1, 0.2])
+        ),
+        server={"num_preemptions": 5, "max_kv_usage": 0.75, "prefix_cache_queries": None},
+        verdict=Verdict("SUSPECT", (Note("warning", "failures", "one of them"),)),
+        notes=(Note("assumed", "roofline", "ünïcode “quoted” text"),),
+        extra={"regime": asdict(Regime("stable", 3.0)), "steps": [1, 2], "device_time": {"compute": 1.5}},
+    )
+
+
+def same(a, b):
+    """Equal, where unknown equals unknown."""
+    for f in fields(a):
+        x, y = getattr(a, f.name), getattr(b, f.name)
+        if isinstance(x, np.ndarray):
+            np.testing.assert_array_equal(x, y, err_msg=f.name)
+            assert x.dtype == y.dtype
+        else:
+            assert x == y, f.name
+
+
+# -- our own files
+
+
+@pytest.mark.parametrize("failed", [0, 1, 6])
+def test_a_result_comes_back_as_it_was(tmp_path, failed):
+    result = run(failed=failed)
+    path = tmp_path / "r.json"
+    write_result(result, path)
+    back = read_result(path)
+    same(result.records, back.records)
+    same(result.series, back.series)
+    for name in ("origin", "tool", "duration", "verdict", "notes", "server", "identity"):
+        assert getattr(back, name) == getattr(result, name), name
+    assert back.aggregates == dict(result.aggregates)
+    assert result_json(back) == path.read_text()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 12), st.integers(0, 3), st.integers(0, 1000))
+def test_any_run_survives_the_file(tmp_path_factory, n, failed, seed):
+    result = run(n, min(failed, n), seed)
+    path = tmp_path_factory.mktemp("r") / "r.json"
+    write_result(result, path)
+    same(result.records, read_result(path).records)
+
+
+def test_identical_results_give_identical_bytes_without_nan():
+    assert result_json(run()) == result_json(run())
+    text = result_json(run())
+    assert json.loads(text, parse_constant=lambda c: pytest.fail(c))
+    assert text.endswith("}\n")
+    assert text.count("\n") == 1
+
+
+def test_the_file_is_vllm_bench_serves_plus_one_key():
+    document = json.loads(result_json(run()))
+    # Keys that vllm bench serve 0.28.0 writes with --save-result --save-detailed.
+    theirs = [
+        "date",
+        "endpoint_type",
+        "backend",
+        "label",
+        "model_id",
+        "tokenizer_id",
+        "num_prompts",
+        "request_rate",
+        "burstiness",
+        "max_concurrency",
+        "duration",
+        "completed",
+        "failed",
+        "total_input_tokens",
+        "total_output_tokens",
+        "request_throughput",
+        "request_goodput",
+        "output_throughput",
+        "total_token_throughput",
+        "input_lens",
+        "output_lens",
+        "ttfts",
+        "itls",
+        "start_times",
+        "generated_texts",
+        "errors",
+        "max_output_tokens_per_s",
+        "max_concurrent_requests",
+        "rtfx",
+    ]
+    statistics = [
+        f"{s}_{m}_ms" for m in ("ttft", "tpot", "itl", "e2el") for s in ("mean", "median", "std", "p99")
+    ]
+    assert set(document) == {*theirs, *statistics, "servecast"}
+    assert list(document)[: len(theirs)] == theirs
+    assert document["model_id"] == "m/x"
+    assert document["request_rate"] == 3.0
+    assert document["errors"] == ["timeout", "", "", "", "", ""]
+    assert document["ttfts"][0] == 0.0
+    assert len(document["itls"][1]) == document["output_lens"][1] - 1
+    assert (
+        json.loads(result_json(replace(run(), identity={"request_rate": math.inf})))["request_rate"] == "inf"
+    )
+
+
+def test_vllms_reading_of_our_file_is_ours(tmp_path):
+    result = run(failed=0)
+    document = json.loads(result_json(result))
+    del document["servecast"]
+    path = tmp_path / "v.json"
+    path.write_text(json.dumps(document))
+    back = read_result(path)
+    assert back.tool == "vllm bench serve"
+    assert back.notes == ()
+    for key in ("mean_ttft_ms", "p99_itl_ms", "median_e2el_ms", "completed", "output_throughput"):
+        assert back.aggregates[key] == pytest.approx(result.aggregates[key])
+    np.testing.assert_allclose(back.records.itls, result.records.itls)
+
+
+def test_an_aggregate_file_has_no_lists(tmp_path):
+    write_result(run(), tmp_path / "a.json", detailed=False)
+    assert "ttfts" not in json.loads((tmp_path / "a.json").read_text())
+    back = read_result(tmp_path / "a.json")
+    assert back.records is None
+    assert back.aggregates["failed"] == 1
+
+
+def test_a_place_that_cannot_be_written_leaves_nothing(tmp_path):
+    with pytest.raises(BadInput, match=r"--json: .*cannot be written"):
+        write_result(run(), tmp_path / "none" / "r.json")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(BadInput, match="cannot be written"):
+        write_result(run(), folder)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    path = tmp_path / "kept.json"
+    path.write_text("old")
+    write_result(run(), path)
+    assert path.read_text().startswith("{")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "kept.json"]
+
+
+def test_requests_go_to_csv_with_unknowns_empty(tmp_path):
+    result = run()
+    write_requests_csv(result.records, tmp_path / "r.csv")
+    rows = list(csv.DictReader((tmp_path / "r.csv").read_text().splitlines()))
+    assert len(rows) == 6
+    assert rows[0]["status"] == "timeout"
+    assert rows[0]["ttft_ms"] == rows[0]["output_len"] == rows[0]["queue_ms"] == ""
+    assert float(rows[1]["queue_ms"]) == 50.0
+    assert float(rows[1]["ttft_ms"]) == pytest.approx(
+        1e3 * (result.records.first_token[1] - result.records.sent[1])
+    )
+
+
+# -- vllm bench serve
+
+
+def vllm_document(**change):
+    document = {
+        "backend": "vllm",
+        "model_id": "m",
+        "num_prompts": 3,
+        "request_rate": 2.0,
+        "burstiness": 1.0,
+        "max_concurrency": None,
+        "duration": 2.5,
+        "completed": 2,
+        "failed": 1,
+        "total_input_tokens": 30,
+        "total_output_tokens": 6,
+        "request_throughput": 0.8,
+        "request_goodput": None,
+        "output_throughput": 2.4,
+        "total_token_throughput": 14.4,
+        "input_lens": [10, 15, 20],
+        "output_lens": [4, 0, 2],
+        "ttfts": [0.5, 0.0, 0.25],
+        "itls": [[0.1, 0.1, 0.1], [], [0.2]],
+        "start_times": [1000.0, 1000.5, 1001.0],
+        "errors": ["", "TimeoutError", ""],
+        "mean_ttft_ms": 375.0,
+        "p90_ttft_ms": 475.0,
+    }
+    return {**document, **change}
+
+
+def reading(tmp_path, document, name="r.json"):
+    path = tmp_path / name
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return read_result(path)
+
+
+def test_a_detailed_vllm_file_brings_its_requests(tmp_path):
+    result = reading(tmp_path, vllm_document())
+    records = result.records
+    assert records.sent.tolist() == [0.0, 0.5, 1.0]
+    assert records.status == ("ok", "timeout", "ok")
+    assert records.first_token.tolist()[::2] == [0.5, 1.25]
+    assert records.last_token.tolist()[::2] == pytest.approx([0.8, 1.45])
+    assert math.isnan(records.first_token[1])
+    assert records.itl_offsets.tolist() == [0, 3, 3, 4]
+    assert result.aggregates["p90_ttft_ms"] == pytest.approx(475.0)
+    assert result.aggregates["mean_tpot_ms"] == pytest.approx(150.0)
+    assert (result.aggregates["completed"], result.aggregates["failed_timeout"]) == (2, 1)
+    assert result.verdict.status == "INVALID"
+    assert result.identity["model"] == "m"
+
+
+def test_the_schedule_is_known_only_where_it_is(tmp_path):
+    ok = {"errors": ["", "", ""], "output_lens": [4, 1, 2], "ttfts": [0.5, 0.3, 0.25], "mean_ttft_ms": 350.0}
+    uncapped = reading(tmp_path, vllm_document(**ok)).records
+    # The run starts before the first request goes out: its end less its duration.
+    assert uncapped.sent[0] == pytest.approx(2.5 - 1.45)
+    assert uncapped.scheduled.tolist() == uncapped.sent.tolist()
+    at_once = reading(tmp_path, vllm_document(**ok, request_rate="inf", max_concurrency=2)).records
+    assert at_once.scheduled.tolist() == [0.0, 0.0, 0.0]
+    capped = reading(tmp_path, vllm_document(**ok, max_concurrency=2))
+    assert np.isnan(capped.records.scheduled).all()
+    assert capped.aggregates["mean_ttft_from_schedule_ms"] is None
+    newer = reading(
+        tmp_path,
+        vllm_document(**ok, max_concurrency=2, queue_times=[0.0, 0.25, 0.5], latencies=[0.9, 0.4, 0.5]),
+    )
+    assert np.diff(newer.records.scheduled).tolist() == pytest.approx([0.25, 0.25])
+    assert (newer.records.last_token - newer.records.sent).tolist() == pytest.approx([0.9, 0.4, 0.5])
+
+
+def test_an_aggregate_vllm_file_keeps_what_it_reports(tmp_path):
+    document = {k: v for k, v in vllm_document(failed=0).items() if not isinstance(v, list)}
+    result = reading(tmp_path, {**document, "median_ttft_ms": 300.0, "spec_decode_acceptance_rate": 61.5})
+    assert result.records is None
+    assert result.aggregates["median_ttft_ms"] == 300.0
+    assert result.extra == {"reported": {"spec_decode_acceptance_rate": 61.5}}
+    assert result.verdict.status == "VALID"
+
+
+def test_a_reported_figure_that_its_requests_contradict_is_noted(tmp_path):
+    result = reading(tmp_path, vllm_document(mean_ttft_ms=400.0))
+    assert [note.subject for note in result.notes] == ["mean_ttft_ms"]
+
+
+def test_appended_results_are_counted_from_one(tmp_path):
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps(vllm_document()) + "\n" + json.dumps(vllm_document(duration=5.0)) + "\n")
+    assert [r.duration for r in read_results(path)] == [2.5, 5.0]
+    assert read_result(path, 2).duration == read_result(f"{path}#2").duration == 5.0
+    with pytest.raises(BadInput, match="holds 2 results; choose one"):
+        read_result(path)
+    with pytest.raises(BadInput, match="holds 2"):
+        read_result(path, 3)
+
+
+AGGREGATE = {k: v for k, v in vllm_document().items() if not isinstance(v, list)}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("", "is empty"),
+        ('{"a": 1}', "no known format.*its fields: a"),
+        ("once upon a time", "no known format"),
+        (json.dumps(vllm_document())[:200], "truncated"),
+        (vllm_document(duration=None), "lacks the field duration"),
+        (vllm_document(duration=-1), "duration: -1: must be finite and not negative"),
+        (vllm_document(completed="two"), "completed: must be a number, is str"),
+        (vllm_document(ttfts=[0.5]), "ttfts: has 1 entries, start_times has 3"),
+        (vllm_document(output_lens=[1.5, 0, 0]), "output_lens: must hold whole numbers"),
+        (vllm_document(itls=[[0.1], [], ["x"]]), r"request 2 itls\[0\]"),
+        (vllm_document(ttfts=[500.0, 0.0, 250.0]), "ttfts.*wrong unit"),
+        (vllm_document(mean_ttft_ms=0.375), "ttfts.*wrong unit"),
+        ({**AGGREGATE, "mean_e2el_ms": 9e6}, "mean_e2el_ms.*longer than the run"),
+        ({**AGGREGATE, "mean_tpot_ms": 100.0, "mean_e2el_ms": 0.575}, "mean_e2el_ms.*milliseconds"),
+        ('{"servecast": {"format": 99}}', "format: '99'"),
+        ('{"servecast": {"format": 1, "origin": "guessed"}}', "origin: 'guessed'"),
+        ('{"servecast": {"format": 1, "origin": "measured"}}', "lacks the field tool"),
+    ],
+)
+def test_bad_files_name_file_and_field(tmp_path, document, message):
+    with pytest.raises(BadInput, match=message) as caught:
+        reading(tmp_path, document, "bad.json")
+    assert "bad.json" in str(caught.value)
+
+
+def test_a_damaged_file_of_ours_is_refused(tmp_path):
+    document = json.loads(result_json(run()))
+    document["servecast"]["records"]["sent"] = [1.0]
+    with pytest.raises(BadInput, match="sent has 1 entries for 6 requests"):
+        reading(tmp_path, document)
