@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -135,7 +136,8 @@ def prepare(
         flags = [*flags, "--scheduler-cls", SCHEDULER]
     if kind == "process":
         if options.probe:
-            env = _with_probe(env, str(FOLDER), str(steps_path))
+            inherited = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+            env = _with_probe({**inherited, **env}, str(FOLDER), str(steps_path))
         command = _command(scenario.engine.name, options.program, source.model, flags)
         server = ProcessServer(replace(spec, command=tuple(command), env=env))
         return Launch(server, kind, model_id, log_path, steps_path, tuple(notes))

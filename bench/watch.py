@@ -142,7 +142,7 @@ class Watcher:
 
     def begin(self) -> None:
         """Take the scrape before the load and start to watch."""
-        self.seen.before = self._scrape()
+        self.seen.before = self.scrape()
         self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
         self._thread.start()
 
@@ -154,7 +154,7 @@ class Watcher:
         if self.seen.died is None:
             self.seen.died = self._server.exited()
         if self.seen.died is None:
-            self.seen.after = self._scrape()
+            self.seen.after = self.scrape()
         return self.seen
 
     def _run(self) -> None:
@@ -172,7 +172,7 @@ class Watcher:
 
     def _look(self) -> None:
         now = clock()
-        text = self._scrape() if self.seen.before is not None else None
+        text = self.scrape() if self.seen.before is not None else None
         if text is not None:
             self.seen.scrapes.append((now, worth_keeping(text)))
         elif self.seen.before is not None:
@@ -180,6 +180,7 @@ class Watcher:
         if self._gpus is not None:
             self.seen.gpu.append((now, self._gpus.sample()))
 
-    def _scrape(self) -> str | None:
+    def scrape(self) -> str | None:
+        """The text of /metrics now; None if it is not to be had."""
         answer = fetch(self._server.base_url, "/metrics", timeout=10.0, api_key_env=self._api_key_env)
         return answer.text if answer.ok and "# TYPE" in answer.text else None

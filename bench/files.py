@@ -1,0 +1,71 @@
+"""The files of one measured point, beside its result: what was seen, raw and as tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from bench.telemetry import GpuSample
+from bench.watch import Watched
+from sim.resultfile import write_requests_csv, write_result
+from sim.results import BenchResult
+from sim.results_io.atomic import write_text
+
+FIELD = "--result-dir"
+
+
+def write_files(path: Path, result: BenchResult, seen: Watched, begun: float) -> None:
+    """Write `path` (JSON) and, beside it under the same stem, what else there is; each whole or not at all.
+
+    `.requests.csv`; `.metrics_before.prom` and `.metrics_after.prom` as scraped; `.series.csv` (seconds since
+    the run's start, running, waiting, KV use 0..1, preemptions so far); `.gpu.csv`.
+
+    Raises:
+        BadInput: the folder cannot be written to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    stem = path.with_suffix("")
+    write_result(result, path, field=FIELD)
+    if result.records is not None:
+        write_requests_csv(result.records, f"{stem}.requests.csv", field=FIELD)
+    for name, text in (("before", seen.before), ("after", seen.after)):
+        if text is not None:
+            write_text(f"{stem}.metrics_{name}.prom", text, FIELD)
+    if result.series is not None:
+        series = result.series
+        rows: list[Sequence[object]] = [
+            [f"{time:.3f}", *(_cell(value) for value in values)]
+            for time, *values in zip(
+                series.time.tolist(),
+                series.running.tolist(),
+                series.waiting.tolist(),
+                series.kv_usage.tolist(),
+                seen.preemptions(),
+                strict=True,
+            )
+        ]
+        head = ("time_s", "running", "waiting", "kv_usage", "preemptions")
+        write_text(f"{stem}.series.csv", _table(head, rows), FIELD)
+    if seen.gpu:
+        names = [field.name for field in fields(GpuSample)]
+        rows = [
+            [f"{time - begun:.3f}", *(_cell(getattr(sample, name)) for name in names)]
+            for time, samples in seen.gpu
+            for sample in samples
+        ]
+        write_text(f"{stem}.gpu.csv", _table(("time_s", *names), rows), FIELD)
+
+
+def _cell(value: float | int | None) -> float | int | str:
+    return "" if value is None or value != value else value  # NaN differs from itself
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(rows)
+    return buffer.getvalue()

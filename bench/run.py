@@ -1,0 +1,159 @@
+"""Measure every point of load on one engine, and write what was measured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bench.driver import OnProgress, Outcome, Plan, Progress, drive
+from bench.enrich import Context, complete
+from bench.files import write_files
+from bench.interrupts import uninterrupted
+from bench.launch import LaunchOptions
+from bench.loadgen import run_load, shapes
+from bench.payload import Target, Timeouts
+from bench.session import Live, Reporter, Subject, running
+from bench.sweep import Point, finished, point_key
+from bench.telemetry import Gpus
+from bench.watch import Watcher
+from bench.wire import clock
+from sim.results import BenchResult
+from sim.workload.generate import generate
+
+
+@dataclass(frozen=True, slots=True)
+class BenchOptions:
+    """How to measure.
+
+    Attributes:
+        result_dir: where files go.
+        resume: take finished points from `result_dir` instead of measuring them again.
+        scrape_interval: between looks at /metrics and the GPUs [s].
+        timeouts: of each request.
+    """
+
+    launch: LaunchOptions
+    result_dir: Path
+    resume: bool = False
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    scrape_interval: float = 0.5
+
+
+def run_engine(
+    subject: Subject,
+    points: Sequence[Point],
+    options: BenchOptions,
+    gpus: Gpus | None,
+    reporter: Reporter,
+) -> list[BenchResult]:
+    """Measure all points on one engine; results are written as they come.
+
+    Points that are done need no engine; if all are, none is started.
+
+    Raises:
+        EngineFailed: the engine did not start, or the host is dirty after it.
+        KeyboardInterrupt: after what was measured is written and the engine is gone.
+    """
+    results: dict[str, BenchResult] = {}
+    todo: list[tuple[Point, Path, str]] = []
+    for point in points:
+        path, key = options.result_dir / f"{subject.stem}-{point.label}.json", _key(subject, options, point)
+        earlier = finished(path, key) if options.resume else None
+        if earlier is None:
+            todo.append((point, path, key))
+        else:
+            results[point.label] = earlier
+            reporter.result(subject, point, earlier, path, True)
+    if todo:
+        with running(subject, options.launch, options.result_dir, gpus, reporter) as live:
+            for point, path, key in todo:
+                result = _run_point(subject, point, options, live, reporter, path, key)
+                results[point.label] = result
+                if _subjects(result) & {"engine_died"}:
+                    break
+    return [results[point.label] for point in points if point.label in results]
+
+
+def _key(subject: Subject, options: BenchOptions, point: Point) -> str:
+    launch = options.launch
+    where = {
+        "image": launch.image,
+        "base_url": launch.base_url,
+        "env": dict(launch.env),
+        "probe": launch.probe,
+    }
+    return point_key({**subject.identity(), **where}, point)
+
+
+def _subjects(result: BenchResult) -> set[str]:
+    return {note.subject for note in result.verdict.reasons}
+
+
+def _run_point(
+    subject: Subject,
+    point: Point,
+    options: BenchOptions,
+    live: Live,
+    reporter: Reporter,
+    path: Path,
+    key: str,
+) -> BenchResult:
+    """Warm up, load, watch, judge, write.
+
+    Raises:
+        KeyboardInterrupt: the load was interrupted; what was measured is written.
+    """
+    target = Target(
+        base_url=live.launch.server.base_url,
+        model=live.launch.model_id,
+        endpoint=point.spec.endpoint,
+        api_key_env=options.launch.api_key_env,
+        vocab_size=subject.scenario.model.vocab_size,
+        timeouts=options.timeouts,
+    )
+    reporter.loading(subject, point)
+    warmup_failures = _warm_up(target, point)
+    watcher = Watcher(
+        live.launch.server,
+        gpus=live.gpus,
+        interval=options.scrape_interval,
+        api_key_env=options.launch.api_key_env,
+    )
+    watcher.begin()
+    begun = [clock()]
+
+    def on_progress(progress: Progress) -> None:
+        begun[0] = clock() - progress.elapsed
+        reporter.progress(subject, point, progress)
+
+    try:
+        result = _load(target, point, on_progress, watcher)
+    finally:
+        seen = watcher.finish()
+    with uninterrupted():
+        context = Context(subject, point, live, seen, begun[0], warmup_failures, key)
+        result = complete(result, context)
+        write_files(path, result, seen, begun[0])
+        reporter.result(subject, point, result, path, False)
+    if result.extra.get("interrupted") and seen.died is None:
+        raise KeyboardInterrupt
+    return result
+
+
+def _load(target: Target, point: Point, on_progress: OnProgress, watcher: Watcher) -> BenchResult:
+    # Warm-ups are over: the counters were read after them.
+    spec = replace(point.spec, num_warmups=0)
+    return run_load(target, spec, seed=point.seed, on_progress=on_progress, stop=watcher.engine_gone)
+
+
+def _warm_up(target: Target, point: Point) -> tuple[str, ...]:
+    """Send the point's warm-ups, and wait for them; returns what went wrong."""
+    warmups = shapes(generate(point.spec, point.seed), point.spec.num_warmups)
+    if not warmups:
+        return ()
+    outcome = Outcome()
+    plan = Plan((), warmups=warmups, seed=point.seed, max_concurrency=point.spec.max_concurrency)
+    asyncio.run(drive(target, plan, outcome))
+    return tuple(outcome.warmup_failures)
