@@ -153,7 +153,7 @@ class Runs:
         held = self.count > 0
         low, high = float(bottom[held].min()), float(np.maximum(self.start, last)[held].max())
         slack = 1e-13 * max(abs(low), abs(high))
-        flat = step == 0
+        flat = step * self.count <= slack
         divisor = np.where(flat, 1.0, step)
         while high - low > slack:
             middle = (low + high) / 2
