@@ -20,13 +20,13 @@ from sim.results_io.own import read_own
 from sim.results_io.printed import looks_printed, read_printed
 from sim.results_io.sglang import looks_like_sglang, read_sglang
 from sim.results_io.vllm import looks_like_vllm, read_vllm
-from sim.results_io.writing import result_json, workload_identity, write_requests_csv, write_result
+from sim.results_io.writing import result_text, workload_identity, write_requests_csv, write_result
 from sim.workload.files import parse_json, read_text
 
 __all__ = [
     "read_result",
     "read_results",
-    "result_json",
+    "result_text",
     "workload_identity",
     "write_requests_csv",
     "write_result",

@@ -15,7 +15,7 @@ from sim.regime import Regime
 from sim.resultfile import (
     read_result,
     read_results,
-    result_json,
+    result_text,
     workload_identity,
     write_requests_csv,
     write_result,
@@ -96,7 +96,7 @@ def test_a_result_comes_back_as_it_was(tmp_path, failed):
     for name in ("origin", "tool", "duration", "verdict", "notes", "server", "identity"):
         assert getattr(back, name) == getattr(result, name), name
     assert back.aggregates == dict(result.aggregates)
-    assert result_json(back) == path.read_text()
+    assert result_text(back) == path.read_text()
 
 
 @settings(max_examples=25, deadline=None)
@@ -109,15 +109,15 @@ def test_any_run_survives_the_file(tmp_path_factory, n, failed, seed):
 
 
 def test_identical_results_give_identical_bytes_without_nan():
-    assert result_json(run()) == result_json(run())
-    text = result_json(run())
+    assert result_text(run()) == result_text(run())
+    text = result_text(run())
     assert json.loads(text, parse_constant=lambda c: pytest.fail(c))
     assert text.endswith("}\n")
     assert text.count("\n") == 1
 
 
 def test_the_file_is_vllm_bench_serves_plus_one_key():
-    document = json.loads(result_json(run()))
+    document = json.loads(result_text(run()))
     # Keys that vllm bench serve 0.28.0 writes with --save-result --save-detailed.
     theirs = [
         "date",
@@ -161,13 +161,13 @@ def test_the_file_is_vllm_bench_serves_plus_one_key():
     assert document["ttfts"][0] == 0.0
     assert len(document["itls"][1]) == document["output_lens"][1] - 1
     assert (
-        json.loads(result_json(replace(run(), identity={"request_rate": math.inf})))["request_rate"] == "inf"
+        json.loads(result_text(replace(run(), identity={"request_rate": math.inf})))["request_rate"] == "inf"
     )
 
 
 def test_vllms_reading_of_our_file_is_ours(tmp_path):
     result = run(failed=0)
-    document = json.loads(result_json(result))
+    document = json.loads(result_text(result))
     del document["servecast"]
     path = tmp_path / "v.json"
     path.write_text(json.dumps(document))
@@ -345,7 +345,7 @@ def test_bad_files_name_file_and_field(tmp_path, document, message):
 
 
 def test_a_damaged_file_of_ours_is_refused(tmp_path):
-    document = json.loads(result_json(run()))
+    document = json.loads(result_text(run()))
     document["servecast"]["records"]["sent"] = [1.0]
     with pytest.raises(BadInput, match="sent has 1 entries for 6 requests"):
         reading(tmp_path, document)

@@ -60,15 +60,15 @@ def is_vllm_figure(key: str) -> bool:
 
 
 def write_result(result: BenchResult, path: str | Path, detailed: bool = True, field: str = "--json") -> None:
-    """Write a result file, whole or not at all; see `result_json`.
+    """Write a result file, whole or not at all; see `result_text`.
 
     Raises:
         BadInput: the place cannot be written to.
     """
-    write_text(path, result_json(result, detailed), field)
+    write_text(path, result_text(result, detailed), field)
 
 
-def result_json(result: BenchResult, detailed: bool = True) -> str:
+def result_text(result: BenchResult, detailed: bool = True) -> str:
     """The text of a result file: one JSON object and a line end, no NaN or infinity in it.
 
     Args:
