@@ -188,7 +188,7 @@ class _Watch:
                 self.hit = "first_token"
         elif quiet > limits.idle:
             self.hit = "idle"
-        elif self.reader.done and quiet > _AFTER_DONE_S:
+        elif self.reader.done and self.wire.takes_body and quiet > _AFTER_DONE_S:
             self.hit = "after_done"
         if self.hit:
             self.wire.abort()

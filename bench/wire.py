@@ -133,6 +133,7 @@ class Wire(asyncio.Protocol, httpcore.AsyncNetworkStream):
         self._inbox = bytearray()  # what httpcore may read
         self._inbox_waiter: asyncio.Future[None] | None = None
         self._is_closed = False  # by the peer, an error, or us
+        self._is_given_up = False  # by us: asyncio tells of the end only later
         self._error: Exception | None = None
         self._writable: asyncio.Future[None] | None = None
         self._head = bytearray()
@@ -235,8 +236,7 @@ class Wire(asyncio.Protocol, httpcore.AsyncNetworkStream):
 
     async def aclose(self) -> None:
         """Close the connection, dropping what is unsent."""
-        if self._transport is not None:
-            self._transport.abort()
+        self.abort()
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
@@ -265,7 +265,7 @@ class Wire(asyncio.Protocol, httpcore.AsyncNetworkStream):
     def get_extra_info(self, info: str) -> Any:
         """`is_readable` tells httpcore that an idle connection is dead."""
         if info == "is_readable":
-            return self._is_closed or bool(self._inbox)
+            return self._is_closed or self._is_given_up or bool(self._inbox)
         if self._transport is None:
             return None
         return self._transport.get_extra_info(info)
@@ -315,6 +315,7 @@ class Wire(asyncio.Protocol, httpcore.AsyncNetworkStream):
 
     def abort(self) -> None:
         """Give the connection up; whoever waits for its bytes is told that it is over."""
+        self._is_given_up = True
         if self._transport is not None:
             self._transport.abort()
 
