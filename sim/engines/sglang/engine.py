@@ -10,12 +10,11 @@ from sim.engines.base import Scheduler
 from sim.engines.glue import EngineGlue, Limits
 from sim.engines.sglang.args import default_max_running_requests
 from sim.engines.sglang.config import SglangSchedulerConfig
+from sim.engines.sglang.memory import account
 from sim.engines.sglang.scheduler import SglangScheduler
-from sim.hardware import GpuSpec
 from sim.memory import MemoryAccount
-from sim.model import ModelConfig
 from sim.request import Request
-from sim.scenario import EngineConfig, Observed
+from sim.scenario import EngineConfig
 from sim.steptime.buckets import GraphBuckets
 
 # The event loop spins without a pause (srt/managers/scheduler.py, 0.5.21).
@@ -64,15 +63,6 @@ def _max_running(config: EngineConfig, pool: MemoryAccount) -> int:
     if asked is not None:
         return asked
     return default_max_running_requests(pool.kv_cache_tokens, config["context_length"])
-
-
-def account(
-    model: ModelConfig, gpu: GpuSpec, gpu_count: int, config: EngineConfig, observed: Observed
-) -> MemoryAccount:
-    """The memory account of one rank; see `sim.engines.sglang.memory`."""
-    from sim.engines.sglang import memory
-
-    return memory.account(model, gpu, gpu_count, config, observed)
 
 
 ENGINE = EngineGlue(account, make_scheduler, graph_buckets, limits, IDLE_POLL)
