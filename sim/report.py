@@ -246,6 +246,9 @@ def _ttft(result: BenchResult, paint: Paint) -> list[str]:
         if parts["queue"] is None:
             return []
     known = {name: float(value) for name, value in parts.items() if value is not None}
+    # In a closed loop a request waits for a free place by design, and no one waits for it.
+    if _regime(result).get("state") == "closed-loop" or known.get("client_wait", 0.0) < 0.005:
+        known.pop("client_wait", None)
     total = sum(known.values())
     if total <= 0:
         return []

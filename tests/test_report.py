@@ -126,6 +126,10 @@ def test_the_parts_of_ttft_add_up():
     shares = [float(share) for share in re.findall(r" (\d+\.\d)%", text)]
     assert sum(shares) == pytest.approx(100.0)
     assert line(text, "Prefill").split()[:3] == ["Prefill", "(ms):", "70.00"]
+    closed = {"state": "closed-loop", "sustainable_rate": 1.5}
+    looped = render(result(extra={"ttft_parts_ms": parts, "regime": closed}))
+    assert "Client wait" not in looped  # by design, and no part of TTFT
+    assert "closed loop: 1.5 requests/s at this concurrency" in looped
     from_records = render(result())
     assert "Queue (ms):                              50.00" in from_records
     assert "Prefill (ms):                            150.00" in from_records
