@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sim.compare import Comparison, samples
+from sim.compare import figure as figure_of
 from sim.errors import BadInput
 from sim.results import BenchResult, Floats, RequestRecords
+from sim.sidebyside import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +30,8 @@ COLOURS = {
     "predicted": "#0072B2",
     "measured": "#E69F00",
 }
+METRIC_COLOURS = {"ttft": "#0072B2", "tpot": "#009E73", "itl": "#CC79A7", "e2el": "#E69F00"}
+LINES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -42,15 +46,27 @@ def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Fi
     return pyplot.subplots(rows, columns, figsize=(width, height), layout="constrained")
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place that no picture can be written to.
+
+    Raises:
+        BadInput: the suffix is not a picture's, or the folder does not exist.
+    """
+    if path.suffix not in SUFFIXES:
+        raise BadInput("--plot", str(path), f"use one of the suffixes {', '.join(SUFFIXES)}")
+    if not path.absolute().parent.is_dir():
+        raise BadInput("--plot", str(path), "its folder does not exist")
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a picture under a temporary name, then rename it.
 
-    Raises BadInput if the suffix is not a picture's or the folder cannot be written.
+    Raises:
+        BadInput: the place cannot be written to; see `check_place`.
     """
     from matplotlib import pyplot
 
-    if path.suffix not in SUFFIXES:
-        raise BadInput("--plot", str(path), f"use one of the suffixes {', '.join(SUFFIXES)}")
+    check_place(path)
     temporary = path.with_name(f".{path.name}.tmp{path.suffix}")
     try:
         figure.savefig(temporary, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
@@ -136,11 +152,8 @@ def draw_timeline(axes: Axes, result: BenchResult) -> None:
 
 def draw_cdfs(axes: Axes, runs: Sequence[tuple[str, RequestRecords]], log: bool = True) -> None:
     """Cumulative distributions of TTFT, TPOT, ITL and E2E; one line style per run."""
-    colours = dict(
-        zip(("ttft", "tpot", "itl", "e2el"), ("#0072B2", "#009E73", "#CC79A7", "#E69F00"), strict=True)
-    )
     for (name, records), style in zip(runs, ("-", "--", ":", "-."), strict=False):
-        for metric, colour in colours.items():
+        for metric, colour in METRIC_COLOURS.items():
             values = np.sort(samples(records, metric)) * 1e3
             values = values[values > 0] if log else values
             if not len(values):
@@ -173,6 +186,53 @@ def plot_comparison(comparisons: Sequence[Comparison], path: Path) -> None:
         )
     figure.suptitle(title(comparisons[0].predicted), fontsize=10)
     save(figure, path)
+
+
+def plot_curves(curves: Sequence[Curve], path: Path) -> None:
+    """Draw P99 TTFT and output throughput against concurrency, one line per scenario, knees marked."""
+    figure, axes = new_figure(2, 1, 8.0, 8.0)
+    panels = (("p99_ttft_ms", "TTFT P99 [ms]", "log"), ("output_throughput", "output tokens/s", "linear"))
+    for axis, (key, title_, scale) in zip(axes, panels, strict=True):
+        for curve, colour in zip(curves, LINES * len(curves), strict=False):
+            points = [(p.concurrency or 0, figure_of(p.result, key)) for p in curve.points]
+            known = [(x, y) for x, y in points if y is not None]
+            axis.plot([x for x, _ in known], [y for _, y in known], "o-", color=colour, label=curve.name)
+            knee = curve.knee
+            if knee is not None and (height := figure_of(knee.result, key)) is not None:
+                axis.plot([knee.concurrency], [height], "o", ms=13, mfc="none", mec=colour, mew=2)
+                axis.annotate("knee", (knee.concurrency or 0, height), (8, 8), textcoords="offset points")
+        axis.set(xlabel="concurrency", ylabel=title_, yscale=scale)
+        axis.legend(frameon=False, fontsize=8)
+    axes[1].set_ylim(bottom=0)
+    save(figure, path)
+
+
+def plot_demo(comparisons: Sequence[Comparison], path: Path) -> None:
+    """Draw the reference: errors at each load, then the busiest run's TTFT, timeline and distributions."""
+    figure, axes = new_figure(2, 2, 13.0, 9.0)
+    draw_errors(axes[0][0], comparisons)
+    busiest = comparisons[-1].predicted
+    if busiest.records is not None:
+        draw_ttft_parts(axes[0][1], busiest.records)
+        draw_cdfs(axes[1][1], [("predicted", busiest.records)])
+        draw_measured_marks(axes[1][1], comparisons[-1].measured)
+    draw_timeline(axes[1][0], busiest)
+    figure.suptitle(title(busiest), fontsize=10)
+    save(figure, path)
+
+
+def draw_measured_marks(axes: Axes, measured: BenchResult) -> None:
+    """Put reported percentiles as crosses on top of predicted distributions."""
+    labelled = False
+    for metric, colour in METRIC_COLOURS.items():
+        for name, share in (("median", 0.5), ("p90", 0.9), ("p99", 0.99)):
+            value = measured.aggregates.get(f"{name}_{metric}_ms")
+            if value is not None:
+                axes.plot(
+                    value, share, "x", color=colour, ms=8, mew=2, label=None if labelled else "measured"
+                )
+                labelled = True
+    axes.legend(frameon=False, fontsize=8)
 
 
 def draw_errors(axes: Axes, comparisons: Sequence[Comparison]) -> None:

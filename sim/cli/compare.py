@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from sim.compare import Comparison, MetricRow, compare as compare_results, exceeds
+from sim.compare import Comparison, MetricRow, exceeds
+from sim.compare import compare as compare_results
 from sim.errors import BadInput
 from sim.results import BenchResult
 
@@ -17,11 +18,9 @@ def load_prediction(source: Path, profile: Path | None) -> BenchResult:
 
     if source.suffix in (".yaml", ".yml"):
         from sim.build import build_scenario
-        from sim.cli.predict import step_time_from
-        from sim.simulate import simulate
+        from sim.cli.predict import simulate_with
 
-        scenario = build_scenario(file=source)
-        return simulate(scenario, step_time=step_time_from(profile, scenario)).result
+        return simulate_with(build_scenario(file=source), profile).result
     result = read_result(source)
     if result.origin != "predicted":
         raise BadInput(

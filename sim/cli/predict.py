@@ -1,0 +1,172 @@
+"""`servecast predict`: what the engine will do under the load, before anything is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.cli.options import ScenarioOptions, scenario_options
+from sim.errors import BadInput
+from sim.provenance import Note
+from sim.scenario import Scenario
+
+if TYPE_CHECKING:
+    from sim.simulate import SimResult
+    from sim.steptime.base import StepTimeModel
+
+
+def step_time_from(profile: Path | None, scenario: Scenario) -> tuple[StepTimeModel | None, tuple[Note, ...]]:
+    """The step-time model of a calibration profile and what to know of it; None without a profile.
+
+    Raises:
+        BadInput: the file is not a profile, or says nothing about this scenario.
+    """
+    if profile is None:
+        return None, ()
+    from sim.profile import load_profile
+
+    return load_profile(profile).step_time(scenario)
+
+
+def simulate_with(
+    scenario: Scenario, profile: Path | None, steps: Callable[[dict[str, Any]], None] | None = None
+) -> SimResult:
+    """Simulate a scenario with the profile's step times if one is given."""
+    from dataclasses import replace
+
+    from sim.simulate import simulate
+
+    step_time, notes = step_time_from(profile, scenario)
+    return simulate(replace(scenario, notes=(*scenario.notes, *notes)), step_time=step_time, steps=steps)
+
+
+@contextmanager
+def steps_file(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """A sink that writes one JSON line a step; the file appears only once it is complete.
+
+    Raises:
+        BadInput: the place cannot be written to.
+    """
+    if path is None:
+        yield None
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+
+            def write(step: dict[str, Any]) -> None:
+                file.write(json.dumps(step, separators=(",", ":")) + "\n")
+
+            yield write
+        temporary.replace(path)
+    except OSError as error:
+        raise BadInput("--steps", str(path), f"cannot be written: {error.strerror or error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@click.command()
+@scenario_options
+@click.option(
+    "--concurrency", metavar="N,N,…", help="Predict at each of these concurrencies (prompts grow with it)."
+)
+@click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the result with `vllm bench serve`'s keys.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the result (.png, .svg or .pdf).")
+@click.option("--steps", type=click.Path(path_type=Path), help="Write each step's batch as JSONL.")
+def predict(
+    inputs: ScenarioOptions,
+    concurrency: str | None,
+    profile: Path | None,
+    json_to: str | None,
+    plot: Path | None,
+    steps: Path | None,
+) -> None:
+    """Predict TTFT, TPOT, ITL, E2E, throughput, KV use and preemptions of SCENARIO.yaml or of two commands.
+
+    \b
+    servecast predict --gpu H100 \\
+      --serve 'vllm serve Qwen/Qwen3-14B --max-num-seqs 256' \\
+      --bench 'vllm bench serve --dataset-name random --random-input-len 1024 --request-rate 4'
+
+    Several scenarios (files, or several --serve) come out side by side.
+    """
+    scenarios = inputs.scenarios()
+    if len(scenarios) > 1 or concurrency is not None:
+        if steps is not None:
+            raise BadInput("--steps", str(steps), "writes one run; give one scenario without --concurrency")
+        predict_side_by_side(scenarios, concurrency, profile, json_to, plot)
+        return
+    check_outputs(json_to, plot)
+    with steps_file(steps) as sink:
+        outcome = simulate_with(scenarios[0], profile, sink)
+    write_outcome(outcome, json_to, plot)
+
+
+def check_outputs(json_to: str | None, plot: Path | None) -> None:
+    """Refuse a picture's suffix or a folder that cannot be written before the simulation, not after."""
+    from sim.plots import check_place
+
+    if plot is not None:
+        check_place(plot)
+    if json_to not in (None, "-") and not Path(json_to).absolute().parent.is_dir():
+        raise BadInput("--json", json_to, "its folder does not exist")
+
+
+def write_outcome(outcome: SimResult, json_to: str | None, plot: Path | None) -> None:
+    """Print the report (unless the JSON goes to standard output), write JSON and picture."""
+    import sys
+
+    from sim.resultfile import result_json, write_result
+
+    result = outcome.result
+    if json_to == "-":
+        click.echo(result_json(result), nl=False)
+    else:
+        from sim.report import render
+
+        click.echo(render(result, colour=sys.stdout.isatty()))
+    if json_to not in (None, "-"):
+        write_result(result, json_to)
+        click.echo(f"result: {json_to}", err=True)
+    if plot is not None:
+        from sim.plots import plot_result
+
+        plot_result(result, plot)
+        click.echo(f"picture: {plot}", err=True)
+
+
+def predict_side_by_side(
+    scenarios: list[Scenario],
+    concurrency: str | None,
+    profile: Path | None,
+    json_to: str | None,
+    plot: Path | None,
+) -> None:
+    """Predict several scenarios, each at several concurrencies, as one table and one picture."""
+    from sim.resultfile import result_json
+    from sim.results_io.atomic import write_text
+    from sim.sidebyside import parse_levels, render_curves, sweep
+
+    check_outputs(json_to, plot)
+    levels = parse_levels(concurrency)
+    curves = [sweep(scenario, levels, lambda s: simulate_with(s, profile).result) for scenario in scenarios]
+    results = [point.result for curve in curves for point in curve.points]
+    text = "".join(result_json(result, detailed=False) for result in results)  # JSON lines
+    if json_to == "-":
+        click.echo(text, nl=False)
+    else:
+        click.echo(render_curves(curves))
+    if json_to not in (None, "-"):
+        write_text(json_to, text, "--json")
+        click.echo(f"results: {json_to}", err=True)
+    if plot is not None:
+        from sim.plots import plot_curves
+
+        plot_curves(curves, plot)
+        click.echo(f"picture: {plot}", err=True)

@@ -1,0 +1,144 @@
+"""Several predictions in one table: engines or settings beside each other, over a range of concurrencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from sim.compare import figure
+from sim.errors import BadInput
+from sim.results import BenchResult
+from sim.scenario import Scenario
+
+# Prompts for a given concurrency: enough waves to reach a steady state, few enough to run on hardware.
+PROMPTS_AT = {1: 20, 16: 32, 64: 128, 128: 256}
+COLUMNS = (
+    ("request_throughput", "req/s", 8, 2),
+    ("output_throughput", "out tok/s", 10, 0),
+    ("mean_ttft_ms", "TTFT mean", 11, 1),
+    ("p99_ttft_ms", "TTFT P99", 11, 1),
+    ("mean_tpot_ms", "TPOT mean", 10, 2),
+    ("p99_itl_ms", "ITL P99", 9, 1),
+    ("p99_e2el_ms", "E2E P99", 11, 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One prediction of a curve; `concurrency` is None if the workload has no cap."""
+
+    concurrency: int | None
+    result: BenchResult
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Predictions of one scenario over concurrency."""
+
+    name: str
+    points: tuple[Point, ...]
+
+    @property
+    def knee(self) -> Point | None:
+        """Where more concurrency stops buying throughput; see `find_knee`."""
+        return find_knee(self.points)
+
+
+def num_prompts_at(concurrency: int) -> int:
+    """Prompts to send at a concurrency: 20 at 1, 32 at 16, then twice the concurrency."""
+    return PROMPTS_AT.get(concurrency, max(20, 2 * concurrency))
+
+
+def parse_levels(text: str | None) -> tuple[int, ...]:
+    """Read "1,16,64". Raises BadInput for anything but distinct whole numbers of at least 1."""
+    if text is None:
+        return ()
+    try:
+        levels = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise BadInput(
+            "--concurrency", text, "give whole numbers separated by commas, e.g. 1,16,64"
+        ) from None
+    if min(levels) < 1 or len(set(levels)) < len(levels):
+        raise BadInput("--concurrency", text, "give distinct whole numbers of at least 1")
+    return tuple(sorted(levels))
+
+
+def sweep(scenario: Scenario, levels: Sequence[int], predict: Callable[[Scenario], BenchResult]) -> Curve:
+    """Predict a scenario at each concurrency; without levels, once as it stands."""
+    if not levels:
+        return Curve(label(scenario), (Point(scenario.workload.max_concurrency, predict(scenario)),))
+    points = []
+    for level in levels:
+        workload = replace(scenario.workload, max_concurrency=level, num_prompts=num_prompts_at(level))
+        points.append(Point(level, predict(replace(scenario, workload=workload))))
+    return Curve(label(scenario), tuple(points))
+
+
+def label(scenario: Scenario) -> str:
+    """A short name for tables and legends."""
+    if scenario.name:
+        return scenario.name
+    engine, model = scenario.engine, scenario.model.name.rpartition("/")[2]
+    return f"{engine.name} {engine.asked_version} · {model} · {scenario.gpu.name}"
+
+
+def find_knee(points: Sequence[Point], gain: float = 0.1) -> Point | None:
+    """The last point worth its concurrency: up to the next one throughput grows by less than `gain` of
+    what proportional growth would give. None with fewer than two points, or if no such point is seen.
+    """
+    for here, there in pairwise(points):
+        ours, theirs = (figure(p.result, "output_throughput") for p in (here, there))
+        if not ours or not theirs or here.concurrency is None or there.concurrency is None:
+            continue
+        if theirs / ours - 1.0 < gain * (there.concurrency / here.concurrency - 1.0):
+            return here
+    return None
+
+
+def hit_rate_text(result: BenchResult) -> str | None:
+    """The run's own prefix hit rate, computed from tokens; None where nothing was asked of a cache."""
+    queries, hits = (result.server.get(f"prefix_cache_{name}") for name in ("queries", "hits"))
+    if not queries or hits is None:
+        return None
+    text = f"prefix hit rate of the run, from tokens: {hits:,} of {queries:,} = {hits / queries:.1%}"
+    if result.identity.get("engine") == "sglang":
+        text += " (SGLang's gauge `sglang:cache_hit_rate` shows its last prefill batch instead, not the run)"
+    return text
+
+
+def render_curves(curves: Sequence[Curve]) -> str:
+    """All curves as one table of at most 100 columns, the knee of each marked."""
+    head = f"{'concurrency':>11} " + "".join(f"{title:>{width}}" for _, title, width, _ in COLUMNS)
+    lines = []
+    for curve in curves:
+        lines += ["", curve.name, head + f"{'preempted':>11}"]
+        knee = curve.knee
+        for point in curve.points:
+            cells = "".join(
+                f"{'unknown':>{width}}" if value is None else f"{value:>{width},.{digits}f}"
+                for key, _, width, digits in COLUMNS
+                for value in (figure(point.result, key),)
+            )
+            preempted = point.result.server.get("num_preemptions")
+            level = "no cap" if point.concurrency is None else str(point.concurrency)
+            mark = "  <- knee" if point is knee else ""
+            lines.append(f"{level:>11} {cells}{'unknown' if preempted is None else preempted:>11}{mark}")
+            if point.result.verdict.status != "VALID":
+                reasons = "; ".join(note.text for note in point.result.verdict.reasons)
+                lines.append(f"{'':>12}{point.result.verdict.status}: {reasons}")
+        if (text := hit_rate_text(curve.points[-1].result)) and curve.points[-1].result.server.get(
+            "prefix_cache_hits"
+        ):
+            lines.append(text)
+        if knee is not None:
+            lines.append(f"knee at {knee.concurrency}: beyond it concurrency adds queueing, not throughput")
+    notes = {
+        f"{note.kind}: {note.subject}: {note.text}"
+        for curve in curves
+        for point in curve.points
+        for note in point.result.notes
+        if note.kind in ("warning", "not-modelled")
+    }
+    return "\n".join([*lines[1:], "", *sorted(notes)]).rstrip()
