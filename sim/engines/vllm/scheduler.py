@@ -23,6 +23,8 @@ from sim.request import Request
 
 __all__ = ["VllmScheduler", "VllmSchedulerConfig"]
 
+_new_tuple = tuple.__new__  # a named tuple's own constructor takes twice as long, once per token
+
 
 class VllmScheduler:
     """vLLM's scheduler without a clock and without a model (see `sim.engines.base.Scheduler`).
@@ -124,11 +126,21 @@ class VllmScheduler:
         expected, batch = self._in_flight.popleft()
         if expected is not plan:
             raise ValueError(f"the result of step {expected.step} is due before that of step {plan.step}")
+        new_tokens = result.new_tokens
         for request, chunk in zip(batch, plan.scheduled, strict=True):
             if request.num_stale_results:
                 request.num_stale_results -= 1
-            if chunk.samples and not request.finished:
-                self._append_token(request, result)
+            if request.finished or not chunk.samples:
+                continue
+            num_tokens = request.num_tokens = request.num_tokens + 1
+            num_outputs = num_tokens - request.num_prompt_tokens
+            new_tokens.append((request.request_id, num_outputs))
+            if request.num_output_placeholders:  # none in synchronous mode, none after a preemption
+                self._replace_placeholder(request)
+            if request.request.samples_stop(num_outputs):  # counts before any length limit
+                self._finish(request, "stop", result)
+            elif num_tokens >= request.length_limit:
+                self._finish(request, "length", result)
         if result.finished:
             self.running = [request for request in self.running if not request.finished]
             self._finished_unannounced = True
@@ -139,7 +151,7 @@ class VllmScheduler:
     def _schedule_running(self, plan: StepPlan, batch: list[EngineRequest], threshold: int) -> int:
         """Give each running request the tokens that it lacks. Returns the budget that is left."""
         running = self.running
-        max_model_len = self.config.max_model_len
+        last_position = self.config.max_model_len - 1
         block_size = self.config.block_size
         pool = self.block_pool
         budget = self._token_budget
@@ -152,10 +164,11 @@ class VllmScheduler:
                 index += 1  # the steps in flight bring it to max_tokens
                 continue
             num_new = request.num_tokens + placeholders - computed
-            num_new = min(num_new, threshold, budget, max_model_len - computed - 1)
-            if num_new <= 0:
-                index += 1
-                continue
+            if num_new != 1 or computed >= last_position:
+                num_new = min(num_new, threshold, budget, last_position - computed)
+                if num_new <= 0:
+                    index += 1
+                    continue
             if computed + num_new > request.table.capacity:
                 missing = -(-(computed + num_new) // block_size) - request.table.num_blocks
                 victim = None
@@ -255,22 +268,14 @@ class VllmScheduler:
         if samples:
             request.num_output_placeholders += self._placeholders_per_step
         batch.append(request)
-        plan.scheduled.append(ScheduledChunk(request.request, start, num_new, samples))
+        plan.scheduled.append(_new_tuple(ScheduledChunk, (request.request, start, num_new, samples)))
 
-    def _append_token(self, request: EngineRequest, result: StepResult) -> None:
-        """Take in a sampled token: the stop token counts before any length limit."""
-        request.num_tokens += 1
-        num_outputs = request.num_tokens - request.num_prompt_tokens
-        result.new_tokens.append((request.request_id, num_outputs))
-        if request.num_output_placeholders:  # none in synchronous mode, none after a preemption
-            request.num_output_placeholders -= 1
-            computed = request.num_computed_tokens - request.num_output_placeholders
-            if request.table.hash_at <= computed:
-                self.block_pool.register(request.table, computed)
-        if request.request.samples_stop(num_outputs):
-            self._finish(request, "stop", result)
-        elif request.num_tokens >= request.length_limit:
-            self._finish(request, "length", result)
+    def _replace_placeholder(self, request: EngineRequest) -> None:
+        """A token that was in flight is known now, and may have completed a block."""
+        request.num_output_placeholders -= 1
+        computed = request.num_computed_tokens - request.num_output_placeholders
+        if request.table.hash_at <= computed:
+            self.block_pool.register(request.table, computed)
 
     def _finish(self, request: EngineRequest, reason: FinishReason, result: StepResult) -> None:
         request.finished = True
