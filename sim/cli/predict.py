@@ -122,11 +122,11 @@ def write_outcome(outcome: SimResult, json_to: str | None, plot: Path | None) ->
     """Print the report (unless the JSON goes to standard output), write JSON and picture."""
     import sys
 
-    from sim.resultfile import result_json, write_result
+    from sim.resultfile import result_text, write_result
 
     result = outcome.result
     if json_to == "-":
-        click.echo(result_json(result), nl=False)
+        click.echo(result_text(result), nl=False)
     else:
         from sim.report import render
 
@@ -149,7 +149,7 @@ def predict_side_by_side(
     plot: Path | None,
 ) -> None:
     """Predict several scenarios, each at several concurrencies, as one table and one picture."""
-    from sim.resultfile import result_json
+    from sim.resultfile import result_text
     from sim.results_io.atomic import write_text
     from sim.sidebyside import parse_levels, render_curves, sweep
 
@@ -157,7 +157,7 @@ def predict_side_by_side(
     levels = parse_levels(concurrency)
     curves = [sweep(scenario, levels, lambda s: simulate_with(s, profile).result) for scenario in scenarios]
     results = [point.result for curve in curves for point in curve.points]
-    text = "".join(result_json(result, detailed=False) for result in results)  # JSON lines
+    text = "".join(result_text(result, detailed=False) for result in results)  # JSON lines
     if json_to == "-":
         click.echo(text, nl=False)
     else:
