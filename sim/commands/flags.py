@@ -254,12 +254,16 @@ def _read_one(
     if flag.choices and value and value[0] not in flag.choices:
         raise BadInput(flag.name, value[0], f"must be one of {', '.join(flag.choices)}")
     for text in value:
-        _check_kind(flag, text)
+        check_kind(flag, text)
     return GivenFlag(flag, flag.name, value)
 
 
-def _check_kind(flag: Flag, text: str) -> None:
-    """Refuse what the program's own parser would refuse whatever the flag does."""
+def check_kind(flag: Flag, text: str) -> None:
+    """Refuse what the program's own parser would refuse, whatever the flag does.
+
+    Raises:
+        BadInput: no number where one is needed, broken JSON, or a shell variable that nothing set.
+    """
     if text.startswith("$"):
         raise BadInput(flag.name, text, "is a shell variable that the text does not set; write its value")
     if flag.kind == "int":

@@ -1,0 +1,57 @@
+"""`servecast translate`: the nearest command of the other engine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+from sim.cli.options import read_text
+from sim.commands.serve import parse_serve_command
+from sim.translate import Pair, Translation
+from sim.translate import translate as translate_command
+
+_WORDS = {"equal": "equal", "near": "near", "none": "no counterpart"}
+
+
+@click.command()
+@click.argument("command", metavar="COMMAND|@FILE|-")
+@click.option("--json", "as_json", is_flag=True, help="Print command and pairs as JSON.")
+def translate(command: str, as_json: bool) -> None:
+    """Write the nearest SGLang command for a vLLM one, and back.
+
+    Below the command stands what became of each flag: equal, near (and what differs), or no counterpart.
+    These lines are shell comments, so the whole output can be pasted.
+    """
+    made = translate_command(parse_serve_command(read_text(command, "COMMAND")))
+    click.echo(_as_json(made) if as_json else render(made))
+
+
+def render(made: Translation) -> str:
+    """The command, and the pairs as comments."""
+    lines = [made.command, "", "# what became of each flag"]
+    lines += _table(made.pairs) or ["#   no flags given"]
+    if made.defaults:
+        lines += ["# left at defaults that differ"]
+        lines += [
+            f"#   {pair.source[1:-1].removesuffix(' at its default')}: {pair.text}" for pair in made.defaults
+        ]
+    return "\n".join(lines)
+
+
+def _table(pairs: tuple[Pair, ...]) -> list[str]:
+    if not pairs:
+        return []
+    left = max(len(pair.source) for pair in pairs)
+    right = min(max(len(pair.target) for pair in pairs), 40)
+    return [
+        f"#   {pair.source:<{left}}  ->  {pair.target or '-':<{right}}  {_WORDS[pair.verdict]}"
+        + (f": {pair.text}" if pair.text and pair.text != _WORDS[pair.verdict] else "")
+        for pair in pairs
+    ]
+
+
+def _as_json(made: Translation) -> str:
+    content = {"command": made.command, **asdict(made)}
+    return json.dumps(content, indent=2)
