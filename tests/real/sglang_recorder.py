@@ -1,0 +1,74 @@
+"""Records what the scheduler classes of an installed SGLang decide.
+
+    python -m tests.real.sglang_recorder SEED COUNT OUT_DIR
+
+writes `sglang.policies.scenarios.jsonl.gz` and `sglang.policies.traces.jsonl.gz` with the first COUNT
+scenarios of stream SEED that use a policy or an option beyond the usual ones, take at most `MAX_CALLS` calls,
+and in which the engine neither dies nor hangs.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from tests.sglang_scenarios import draw
+
+MAX_CALLS = 150
+USUAL = {
+    "schedule_policy": ("fcfs", "lpm"),
+    "enable_priority_scheduling": (False,),
+    "prefill_max_requests": (None,),
+    "prefill_decode_interval": (0,),
+}
+_LIBRARIES: list[Any] = []
+
+
+def load() -> ModuleType:
+    """The driver. It imports SGLang, which imports torchvision, which needs operators that a CPU has not."""
+    if not _LIBRARIES:
+        vision = torch.library.Library("torchvision", "DEF")
+        for operator in ("nms", "qnms"):
+            vision.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _LIBRARIES.append(vision)
+    return importlib.import_module("tests.real.sglang_driver")
+
+
+def _write(path: Path, objects: Iterable[dict[str, Any]]) -> None:
+    text = "".join(json.dumps(item, separators=(",", ":")) + "\n" for item in objects)
+    path.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def main(seed: str, count: int, folder: Path) -> None:
+    """Draw and record scenarios."""
+    driver = load()
+    scenarios: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
+    number = 0
+    while len(scenarios) < count:
+        scenario = draw(seed, number)
+        number += 1
+        if all(scenario["args"][name] in values for name, values in USUAL.items()):
+            continue
+        try:
+            trace = driver.record(scenario)
+        except driver.Stuck as stuck:
+            print(f"{scenario['id']}: the engine {stuck}")
+            continue
+        if trace[0]["steps"] <= MAX_CALLS:
+            scenarios.append(scenario)
+            lines += trace
+    _write(folder / "sglang.policies.scenarios.jsonl.gz", scenarios)
+    _write(folder / "sglang.policies.traces.jsonl.gz", lines)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
