@@ -19,6 +19,7 @@ from bench.payload import Target, Timeouts
 from bench.prompts import PromptMaker
 from bench.rows import Row, records_of
 from bench.validity import Evidence, intended_prefix_hits, judge
+from bench.workers import processes_for, run_workers
 from sim.errors import BadInput, NotComparable
 from sim.metrics import latencies, select, summarise
 from sim.provenance import Note
@@ -41,6 +42,7 @@ def run_load(
     seed: int,
     on_progress: OnProgress | None = None,
     stop: threading.Event | None = None,
+    processes: int | None = None,
 ) -> BenchResult:
     """Send the load that `spec` describes and wait for the answers.
 
@@ -53,6 +55,7 @@ def run_load(
             the prompts of another in the prefix cache.
         on_progress: called about twice a second, from the event loop: must return quickly.
         stop: set it from another thread to end the run early.
+        processes: how many send the load; None: as many as the expected number of streams needs.
 
     Returns:
         origin "measured", with a verdict on client-side evidence; see `bench.validity` for adding the
@@ -72,11 +75,29 @@ def run_load(
         duration=spec.duration,
     )
     outcome = Outcome()
+    if processes is None:
+        processes = processes_for(expected_streams(spec, requests))
     try:
-        asyncio.run(drive(target, plan, outcome, on_progress=on_progress, stop=stop))
+        if processes > 1:
+            run_workers(target, plan, outcome, processes, on_progress=on_progress, stop=stop)
+        else:
+            asyncio.run(drive(target, plan, outcome, on_progress=on_progress, stop=stop))
     except KeyboardInterrupt:
         outcome.interrupted = True
     return report(target, spec, seed, outcome, facts)
+
+
+def expected_streams(spec: WorkloadSpec, requests: Sequence[Request]) -> float:
+    """About how many requests will be open at once, before the server has shown how fast it is.
+
+    The cap, or what an open loop keeps open if a request takes half a second and 20 ms per token.
+    """
+    streams = float(len(requests))
+    last = max((r.arrival for r in requests), default=0.0)
+    if last > 0:
+        tokens = sum(r.max_tokens for r in requests)
+        streams = min(streams, (0.5 * len(requests) + 0.02 * tokens) / last)
+    return min(streams, spec.max_concurrency) if spec.max_concurrency is not None else streams
 
 
 def shapes(requests: Sequence[Request], count: int) -> list[Request]:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
+_USUAL = b"data: "
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -37,6 +38,7 @@ class SseParser:
         self._partial_len = 0
         self._skip_lf = False
         self._at_start = True
+        self._is_fresh = False  # nothing of an event has come since the last one, nor is a BOM possible
         self._name = ""
         self._data: list[bytes] = []
         self._data_len = 0
@@ -52,6 +54,11 @@ class SseParser:
         Raises:
             SseLineTooLong: a line, or the data of one event, is longer than `max_line_bytes`.
         """
+        if self._is_fresh and chunk.startswith(_USUAL) and chunk.find(b"\n") == len(chunk) - 2:
+            # One whole event in one read: the usual case by far, and all below would say the same.
+            data = chunk[len(_USUAL) : -2]
+            if data and chunk.endswith(b"\n") and b"\r" not in data:
+                return [Event("", data)]
         events: list[Event] = []
         if self._skip_lf and chunk:
             self._skip_lf = False
@@ -75,6 +82,9 @@ class SseParser:
             self._partial_len += len(last)
             if self._partial_len > self._max:
                 raise SseLineTooLong(f"a line is longer than {self._max} bytes")
+        self._is_fresh = not (
+            self._partial_len or self._data or self._name or self._skip_lf or self._at_start
+        )
         return events
 
     def _joined(self, rest: bytes) -> bytes:
