@@ -132,7 +132,7 @@ class Replica:
         self._tokens_inside = 0
         self._tokens_since_output = 0
         self._state = QueueState(0, 0, 0, 0)
-        self._bound: Callable[[StepShape], str] | None = getattr(step_time, "bound", None)
+        self._assess: Callable[[StepShape], tuple[float, str]] | None = getattr(step_time, "assess", None)
         env.process(self._guarded())
 
     def forget_usage(self) -> None:
@@ -228,13 +228,15 @@ class Replica:
     def _launch(self, plan: StepPlan, shape: StepShape) -> InFlight:
         usage, now = self.usage, self._env.now
         start = max(now, self._device_free)
-        duration = self._step_time.gpu(shape)
+        if self._assess is None:
+            duration = self._step_time.gpu(shape)
+        else:
+            duration, resource = self._assess(shape)
+            _add(usage.device, resource, duration)
         if start > self._device_free:
             _add(usage.device, "host", start - self._device_free)
         self._device_free = start + duration
         usage.steps += 1
-        if self._bound is not None:
-            _add(usage.device, self._bound(shape), duration)
         if reason := self._kept_out(shape):
             _add(usage.waiting, reason, duration)
         if reason := self._step_time.out_of_range(shape):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -59,6 +59,7 @@ def simulate(
     requests: Sequence[Request] | None = None,
     steps: StepSink | None = None,
     account: MemoryAccount | None = None,
+    before: Sequence[Request] = (),
 ) -> SimResult:
     """Predict what the scenario's client would report.
 
@@ -67,6 +68,8 @@ def simulate(
         requests: instead of those that the scenario's workload generates.
         steps: called with a JSON-ready dict for every step.
         account: instead of the one computed from the scenario.
+        before: what the engine served before this run; it leaves the prefix cache warm, as an earlier run
+            of a client with the same seed does.
 
     Raises:
         BadInput: the engine would refuse to start, or refuse a request.
@@ -83,7 +86,7 @@ def simulate(
         load = generate_load(spec)
         requests = load.requests
         notes += load.notes
-    first = warmups(spec, list(requests))
+    first = [*_renamed(before), *warmups(spec, list(requests))]
     if step_time is None:
         step_time = roofline(scenario)
         notes += default_efficiencies(scenario.gpu).notes()
@@ -100,6 +103,10 @@ def simulate(
         steps=steps,
     )
     return _report(scenario, account, step_time, outcome, notes)
+
+
+def _renamed(before: Sequence[Request]) -> list[Request]:
+    return [replace(request, request_id=f"before-{request.request_id}", arrival=0.0) for request in before]
 
 
 def roofline(scenario: Scenario, efficiencies: Efficiencies | None = None) -> RooflineModel:

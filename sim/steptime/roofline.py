@@ -37,6 +37,9 @@ class StepParts(NamedTuple):
         return sum(self)
 
 
+NOTHING = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """Data-sheet peaks of one card for one model: bytes/s and FLOP/s."""
@@ -86,6 +89,9 @@ class RooflineModel:
     tensor_parallel_size: int = 1
     source: str = ""
     front_end: FrontEnd = field(init=False)
+    _split_memo: dict[tuple[str, int, int], tuple[float, float, float]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "front_end", self.efficiencies.front_end)
@@ -94,7 +100,7 @@ class RooflineModel:
         """The device time of a step, term by term."""
         eff, cost = self.efficiencies, self.cost
         if not shape.num_tokens:
-            return StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+            return NOTHING
         padded, launch = self.buckets.pad(shape)
         gemm = self._ridge(self._weights(shape), self._compute(padded, shape.num_sampled))
         if launch == "eager":
@@ -112,7 +118,18 @@ class RooflineModel:
 
     def gpu(self, shape: StepShape) -> float:
         """Seconds that the device is busy with the step."""
-        return self.parts(shape).total
+        return self.assess(shape)[0]
+
+    def assess(self, shape: StepShape) -> tuple[float, Resource]:
+        """Seconds that the device is busy with the step, and what most of them go to."""
+        compute, bandwidth, overhead = self._split_without_attention(shape)
+        bandwidth += self._decode_kv_read(shape)
+        if shape.num_prefill_seqs:
+            compute += self._prefill_attention(shape)
+        seconds = compute + bandwidth + overhead
+        if overhead >= compute and overhead >= bandwidth:
+            return seconds, "overhead"
+        return seconds, "compute" if compute > bandwidth else "bandwidth"
 
     def host_before(self, shape: StepShape) -> float:
         """Seconds of host work before the launch."""
@@ -128,22 +145,26 @@ class RooflineModel:
         """Always None: the formula has no calibrated range; its uncertainty is in the efficiencies."""
         return None
 
-    def bound(self, shape: StepShape) -> Resource:
-        """What most of the step's device time goes to."""
+    def _split_without_attention(self, shape: StepShape) -> tuple[float, float, float]:
+        """(compute, bandwidth, overhead) of all terms that no context length enters, remembered by batch."""
+        # Only batches of decodes repeat often enough to be worth a place.
+        key = (shape.kind, shape.num_decode_seqs, shape.num_sampled)
+        known = None if shape.num_prefill_seqs else self._split_memo.get(key)
+        if known is not None:
+            return known
         parts = self.parts(shape)
-        compute, bandwidth = parts.prefill_attention, parts.kv_read
         overhead = parts.overhead + parts.sequences + parts.communication
         weights = self._weights(shape)
-        flops = self._compute(self.buckets.pad(shape)[0], shape.num_sampled)
+        flops = self._compute(self.buckets.pad(shape)[0], shape.num_sampled) if shape.num_tokens else 0.0
         if parts.gemm > self._ridge(weights, flops):
-            overhead += parts.gemm
+            split = (0.0, 0.0, overhead + parts.gemm)
         elif flops > weights:
-            compute += parts.gemm
+            split = (parts.gemm, 0.0, overhead)
         else:
-            bandwidth += parts.gemm
-        if overhead >= max(compute, bandwidth):
-            return "overhead"
-        return "compute" if compute > bandwidth else "bandwidth"
+            split = (0.0, parts.gemm, overhead)
+        if not shape.num_prefill_seqs:
+            self._split_memo[key] = split
+        return split
 
     def _weights(self, shape: StepShape) -> float:
         rate = self.peaks.bandwidth * self.efficiencies.weight_bandwidth
