@@ -10,13 +10,22 @@ from typing import Any
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
+from sim.engines.sglang.args import default_max_running_requests
 from sim.engines.sglang.memory import account as sglang_account
 from sim.engines.vllm.memory import account as vllm_account
 from sim.memory import MemoryAccount
 from sim.provenance import Note, Origin
 from sim.results_io.atomic import write_text
 from sim.scenario import Scenario
-from sim.weights import active_parameters, count_parameters, kv_bytes_per_sequence, state_bytes_per_sequence
+from sim.weights import (
+    active_parameters,
+    count_parameters,
+    expected_distinct_experts,
+    kv_bytes_per_sequence,
+    state_bytes_per_sequence,
+    step_weight_bytes,
+    with_quantization,
+)
 
 GIB = 2**30
 _ACCOUNTS = {"vllm": vllm_account, "sglang": sglang_account}
@@ -66,7 +75,9 @@ def account_text(scenario: Scenario, account: MemoryAccount) -> str:
         f"{engine.name} {engine.asked_version}, {model.name}, {scenario.gpu.name}"
         + (f" x {scenario.gpu_count}" if scenario.gpu_count > 1 else "")
         + ", one rank",
-        f"{parameters.total:,} parameters, {active_parameters(model):,} active per token",
+        f"{parameters.total:,} parameters, {active_parameters(model):,} active per token"
+        + _experts_text(scenario, account.kv_cache_tokens),
+        _heads_text(scenario),
         "",
         f"{'':16}{'GiB':>9}  {'range':<17}{'origin':<10}",
     ]
@@ -75,6 +86,38 @@ def account_text(scenario: Scenario, account: MemoryAccount) -> str:
         rows.append(f"{line.name:<16}{line.bytes / GIB:>9.3f}  {span:<17}{line.origin:<10}{line.rule}")
     rows += ["", *_pool_text(scenario, account)]
     return "\n".join(rows)
+
+
+def _experts_text(scenario: Scenario, tokens: int) -> str:
+    moe = scenario.model.moe
+    if moe is None:
+        return ""
+    batch = _max_batch(scenario, tokens)
+    touched = expected_distinct_experts(moe.num_experts, moe.num_experts_per_tok, batch)
+    tp = int(scenario.engine["tensor_parallel_size"])
+    read = step_weight_bytes(with_quantization(scenario.model, scenario.engine["quantization"]), batch, tp)
+    return (
+        f"; a decode step of {batch} sequences meets {touched:.1f} of {moe.num_experts} experts "
+        f"and reads {read / GIB:.2f} GiB of weights"
+    )
+
+
+def _heads_text(scenario: Scenario) -> str:
+    model, tp = scenario.model, int(scenario.engine["tensor_parallel_size"])
+    if model.mla is not None:
+        latent = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
+        return f"latent KV of {latent} elements per token and layer, the same on every rank"
+    origin = dict(model.defaulted).get("head_dim", "config.json")
+    heads = max(1, model.num_key_value_heads // tp)
+    shared = f", {heads} on each of {tp} ranks" if tp > 1 else ""
+    return f"{model.num_key_value_heads} KV heads{shared}, head_dim {model.head_dim} ({origin})"
+
+
+def _max_batch(scenario: Scenario, tokens: int) -> int:
+    if scenario.engine.name == "vllm":
+        return int(scenario.engine["max_num_seqs"])
+    limit = scenario.engine["max_running_requests"]
+    return int(limit or default_max_running_requests(tokens, int(scenario.engine["context_length"])))
 
 
 def account_json(scenario: Scenario, account: MemoryAccount) -> dict[str, Any]:
@@ -101,6 +144,8 @@ def account_json(scenario: Scenario, account: MemoryAccount) -> dict[str, Any]:
             }
             for line in account.lines
         ],
+        "head_dim": scenario.model.head_dim,
+        "head_dim_origin": dict(scenario.model.defaulted).get("head_dim", "config.json"),
         "kv_bytes_per_token": account.kv_bytes_per_token,
         "state_bytes_per_sequence": _state_bytes(scenario),
         "kv_pool_bytes": account.kv_pool_bytes,
