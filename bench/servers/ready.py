@@ -17,6 +17,8 @@ from bench.failures import EngineFailed, Failure, classify
 from bench.fetch import fetch
 from bench.servers.base import Server
 
+_REFUSAL_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
@@ -149,7 +151,7 @@ def wait_ready(
                 on_progress(name, clock() - launched)
 
     moved_at, seen_size, seen = launched, -1, Readiness()
-    refusals = 0
+    refused_since: float | None = None
     while True:
         if (gone := server.exited()) is not None:
             raise EngineFailed(_death(server, gone.code, gone.detail))
@@ -170,9 +172,10 @@ def wait_ready(
         if now_seen.completion:
             reached("ready")
             return StartTimes(tuple(milestones))
-        # A server that lists its model and still answers with an error is not warming up for long.
-        refusals = refusals + 1 if now_seen.models is not None else 0
-        if refusals >= 20:
+        # Healthy, the model listed, and still no completion: that is no warm-up any more.
+        refuses = now_seen.health and now_seen.models is not None
+        refused_since = None if not refuses else clock() if refused_since is None else refused_since
+        if refused_since is not None and clock() - refused_since > _REFUSAL_S:
             raise EngineFailed(
                 Failure(
                     "no_completion", "startup", now_seen.detail, "it lists the model but completes nothing"

@@ -1,0 +1,460 @@
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import docker.errors
+import pytest
+
+from bench.failures import EngineFailed
+from bench.fetch import fetch
+from bench.interrupts import as_keyboard_interrupt, uninterrupted
+from bench.servers.base import (
+    DockerOptions,
+    Exit,
+    LaunchSpec,
+    free_port,
+    public_command,
+    public_env,
+    require_free_port,
+)
+from bench.servers.docker import DockerServer, leftovers
+from bench.servers.process import ProcessServer
+from bench.servers.ready import Readiness, http_look, wait_ready
+from bench.servers.url import UrlServer
+from sim.errors import BadInput
+
+FAKE = str(Path(__file__).parent / "fakes" / "fake_engine.py")
+
+
+def spec(tmp_path, mode="", **env):
+    command = (sys.executable, "-S", FAKE, "serve", "model", "--served-model-name", "m")
+    pids = str(tmp_path / "pids")
+    return LaunchSpec(
+        "vllm",
+        command,
+        "m",
+        tmp_path / "engine.log",
+        env={"FAKE_MODE": mode, "FAKE_PIDS": pids, **env},
+    )
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def pids(tmp_path):
+    return [int(line) for line in (tmp_path / "pids").read_text().split()]
+
+
+def ready(server, **options):
+    return wait_ready(server, http_look(server.base_url, "m"), "m", poll=0.02, **options)
+
+
+@pytest.fixture
+def stopping():
+    with contextlib.ExitStack() as stack:
+        yield lambda server: stack.callback(server.stop)
+
+
+def test_a_process_from_start_to_stop(tmp_path, stopping):
+    server = ProcessServer(spec(tmp_path))
+    stopping(server)
+    server.start()
+    times = ready(server)
+    names = [name for name, _ in times.milestones]
+    assert names[-1] == "ready"
+    assert {"configured", "kv_cache", "http", "port", "health"} <= set(names)
+    assert sum(times.phases().values()) == pytest.approx(times.ready)
+    assert "GPU KV cache size: 1,600 tokens" in server.logs()
+    assert server.exited() is None
+    server.stop()
+    assert not any(alive(pid) for pid in pids(tmp_path))
+    assert fetch(server.base_url, "/health").status == 0
+    server.stop()
+
+
+def test_an_engine_that_dies_while_starting_is_told_at_once_with_its_reason(tmp_path, stopping):
+    log = "ValueError: No available memory for the cache blocks."
+    server = ProcessServer(spec(tmp_path, "dies", FAKE_LOG=log))
+    stopping(server)
+    server.start()
+    with pytest.raises(EngineFailed) as caught:
+        ready(server, stall_timeout=60)
+    assert caught.value.failure.kind == "negative_kv"
+    assert server.exited().code == 3
+
+
+def test_children_that_left_the_session_and_ignore_sigterm_go_too(tmp_path, stopping):
+    server = ProcessServer(spec(tmp_path, "stubborn"), patience=0.4)
+    stopping(server)
+    server.start()
+    ready(server)
+    assert len(pids(tmp_path)) == 2
+    assert all(alive(pid) for pid in pids(tmp_path))
+    server.stop()
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+def test_nobody_else_is_touched(tmp_path, stopping):
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"]) as bystander:
+        server = ProcessServer(spec(tmp_path))
+        stopping(server)
+        server.start()
+        server.stop()
+        assert bystander.poll() is None
+        bystander.kill()
+
+
+def test_workers_are_found_though_the_leader_was_killed(tmp_path, stopping):
+    server = ProcessServer(spec(tmp_path, "stubborn"), patience=0.4)
+    stopping(server)
+    server.start()
+    ready(server)
+    os.kill(server.pid, signal.SIGKILL)
+    while server.exited() is None:
+        time.sleep(0.01)
+    assert server.exited() == Exit(-9)
+    server.stop()
+    assert not any(alive(pid) for pid in pids(tmp_path))
+
+
+def test_no_such_program(tmp_path):
+    server = ProcessServer(LaunchSpec("vllm", ("/no/such/vllm", "serve"), "m", tmp_path / "log"))
+    with pytest.raises(EngineFailed, match="command_not_found"):
+        server.start()
+    server.stop()
+
+
+def test_user_words_never_meet_a_shell(tmp_path, stopping):
+    canary = tmp_path / "canary"
+    words = (*spec(tmp_path).command, "--note", f"$(touch {canary}); touch {canary}")
+    server = ProcessServer(LaunchSpec("vllm", words, "m", tmp_path / "log"))
+    stopping(server)
+    server.start()
+    ready(server)
+    assert not canary.exists()
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(EngineFailed, match="port_taken"):
+            require_free_port(port)
+    assert require_free_port(free_port())
+
+
+def test_wrong_model(tmp_path, stopping):
+    server = ProcessServer(spec(tmp_path, "wrong_model"))
+    stopping(server)
+    server.start()
+    with pytest.raises(EngineFailed, match="lists another, not m"):
+        ready(server)
+
+
+class Scripted:
+    """A server and a clock that follow a timeline of (time, what is seen, exit)."""
+
+    kind = "docker"
+    base_url = "http://127.0.0.1:1"
+
+    def __init__(self, timeline):
+        self.now = 0.0
+        self.timeline = timeline
+
+    def _state(self):
+        return next(state for time_, state in reversed([(0.0, {}), *self.timeline]) if time_ <= self.now)
+
+    def exited(self):
+        code = self._state().get("exit")
+        return None if code is None else Exit(code)
+
+    def logs(self):
+        return "\n".join(state["log"] for at, state in self.timeline if at <= self.now and "log" in state)
+
+    def log_size(self):
+        return len(self.logs())
+
+    def look(self):
+        state = self._state()
+        return Readiness(
+            port_open="health" in state,
+            health=state.get("health") == 200,
+            models=state.get("models"),
+            completion=state.get("completion", False),
+        )
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def wait(self, **options):
+        return wait_ready(self, self.look, "m", poll=1.0, clock=lambda: self.now, sleep=self.sleep, **options)
+
+
+def test_ready_is_not_an_open_port_nor_a_listed_model():
+    server = Scripted(
+        [
+            (20.0, {"health": 503, "models": ("m",)}),
+            (60.0, {"health": 503, "log": "Capturing CUDA graphs 40%"}),
+            (90.0, {"health": 200, "models": ("m",)}),
+            (97.0, {"health": 200, "models": ("m",), "completion": True}),
+        ]
+    )
+    times = server.wait(stall_timeout=50)
+    assert times.ready == 97.0
+    assert dict(times.milestones)["port"] == 20.0
+    assert dict(times.milestones)["health"] == 90.0
+
+
+def test_an_exit_ends_the_wait_when_it_happens():
+    server = Scripted([(15.0, {"exit": 1})])
+    with pytest.raises(EngineFailed, match="engine_exited_during_startup"):
+        server.wait(stall_timeout=3600)
+    assert server.now == 15.0
+
+
+def test_a_start_may_take_an_hour_while_it_moves():
+    steps = [(60.0 * minute, {"log": f"Downloading {minute} %"}) for minute in range(1, 61)]
+    end = (3660.0, {"health": 200, "models": ("m",), "completion": True})
+    assert Scripted([*steps, end]).wait(stall_timeout=120).ready == 3660.0
+
+
+def test_a_start_that_does_not_move_is_given_up():
+    server = Scripted([(10.0, {"log": "Loading weights"})])
+    with pytest.raises(EngineFailed, match=r"start_stalled \(Loading weights\)"):
+        server.wait(stall_timeout=100)
+    assert server.now == pytest.approx(111, abs=2)
+
+
+def test_a_server_that_lists_its_model_but_completes_nothing_is_given_up():
+    server = Scripted([(5.0, {"health": 200, "models": ("m",)})])
+    with pytest.raises(EngineFailed, match="no_completion"):
+        server.wait(stall_timeout=3600)
+
+
+def test_a_url_server_is_gone_only_after_it_was_there(tmp_path, stopping):
+    engine = ProcessServer(spec(tmp_path))
+    stopping(engine)
+    engine.start()
+    server = UrlServer(engine.base_url)
+    server.start()
+    ready(engine)
+    assert server.exited() is None
+    server.stop()
+    assert server.exited() is None
+    engine.stop()
+    assert server.exited() is not None
+    assert UrlServer(engine.base_url).exited() is None
+
+
+def test_addresses_are_checked_and_shown_without_a_password():
+    with pytest.raises(BadInput, match="--base-url"):
+        UrlServer("ftp://x")
+    assert "secret" not in str(UrlServer("http://user:secret@127.0.0.1:1").facts())
+
+
+def test_secrets_are_not_shown():
+    assert public_command(("vllm", "--api-key", "s1", "--max-num-seqs", "4", "--hf-token=s2")) == [
+        "vllm",
+        "--api-key",
+        "***",
+        "--max-num-seqs",
+        "4",
+        "--hf-token=***",
+    ]
+    assert public_env({"HF_TOKEN": "s", "VLLM_X": "1"}) == {"HF_TOKEN": "***", "VLLM_X": "1"}
+
+
+def test_interrupts_wait_until_the_work_is_done():
+    done = []
+
+    def work():
+        with uninterrupted():
+            with uninterrupted():
+                signal.raise_signal(signal.SIGTERM)
+                done.append("inner")
+            done.append("outer")
+        done.append("never")
+
+    with as_keyboard_interrupt(), pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["inner", "outer"]
+
+
+def test_sigterm_and_sighup_are_ctrl_c_and_handlers_come_back():
+    before = signal.getsignal(signal.SIGTERM)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        with as_keyboard_interrupt(), pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_other_threads_have_no_signals_to_hold():
+    ran = []
+
+    def work():
+        with as_keyboard_interrupt(), uninterrupted():
+            ran.append(True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert ran == [True]
+
+
+class FakeContainer:
+    def __init__(self, name, calls):
+        self.name = name
+        self.calls = calls
+        self.attrs = {"State": {"Status": "running"}}
+
+    def start(self):
+        self.calls.append("start")
+
+    def reload(self):
+        pass
+
+    def logs(self, **options):
+        yield b"GPU KV cache size: 160 tokens\n"
+
+    def stop(self, timeout):
+        self.calls.append("stop")
+
+    def remove(self, force, v):
+        self.calls.append("remove")
+
+
+class FakeImage:
+    def __init__(self):
+        self.id = "sha256:1"
+        self.attrs = {"RepoDigests": ["repo@sha256:2"]}
+
+
+class FakeDocker:
+    """As much of a docker.DockerClient as the launcher uses."""
+
+    def __init__(self, create_error=None, image=FakeImage):
+        self.calls = []
+        self.created = None
+        self.create_error = create_error
+        self.image = image
+        self.containers = self.images = self
+
+    def create(self, image, command, **settings):
+        self.created = (image, command, settings)
+        if self.create_error:
+            raise docker.errors.APIError("500", explanation=self.create_error)
+        return FakeContainer(settings["name"], self.calls)
+
+    def get(self, name):
+        if name.startswith("servecast-"):
+            raise docker.errors.NotFound("gone")
+        if self.image is None:
+            raise docker.errors.ImageNotFound("none")
+        return self.image()
+
+    def pull(self, name):
+        raise docker.errors.APIError("pull access denied")
+
+    def list(self, all, filters):
+        assert filters == {"label": "servecast"}
+        return [FakeContainer("servecast-old-1", self.calls)]
+
+
+def docker_spec(tmp_path, **options):
+    settings = {"image": "repo:v1", "shm_bytes": 1 << 28, "gpus": None} | options
+    return LaunchSpec(
+        "vllm", ("m", "--x", "1"), "m", tmp_path / "log", name="Run One", docker=DockerOptions(**settings)
+    )
+
+
+def test_a_container_is_labelled_named_and_published_on_loopback_only(tmp_path):
+    client = FakeDocker()
+    mounts = ((tmp_path, "/models/m"),)
+    server = DockerServer(docker_spec(tmp_path, mounts=mounts, entrypoint=("vllm", "serve")), client=client)
+    server.start()
+    image, command, settings = client.created
+    port = int(server.base_url.rpartition(":")[2])
+    assert image == "repo:v1"
+    assert command == ["m", "--x", "1", "--host", "0.0.0.0", "--port", "8000"]
+    assert settings["ports"] == {"8000/tcp": ("127.0.0.1", port)}
+    assert settings["labels"] == {"servecast": "1", "servecast.run": "Run One"}
+    assert settings["name"].startswith("servecast-run-one-")
+    assert settings["environment"]["HF_HUB_OFFLINE"] == "1"
+    assert settings["entrypoint"] == ["vllm", "serve"]
+    assert settings["shm_size"] == 1 << 28
+    assert "ipc_mode" not in settings
+    assert "device_requests" not in settings
+    mount = settings["mounts"][0]
+    assert (mount["Target"], mount["ReadOnly"]) == ("/models/m", True)
+    facts = server.facts()
+    assert (facts["image_digest"], facts["image_id"]) == ("repo@sha256:2", "sha256:1")
+    server.stop()
+    assert client.calls == ["start", "stop", "remove"]
+    assert "160 tokens" in server.logs()
+
+
+def test_a_container_on_the_host_network_with_gpus_and_the_hosts_ipc(tmp_path):
+    client = FakeDocker()
+    options = {"network": "host", "shm_bytes": None, "gpus": "all"}
+    server = DockerServer(docker_spec(tmp_path, **options), client=client)
+    server.start()
+    _, command, settings = client.created
+    assert command[-4:] == ["--host", "127.0.0.1", "--port", server.base_url.rpartition(":")[2]]
+    assert settings["network_mode"] == "host"
+    assert settings["ipc_mode"] == "host"
+    assert settings["device_requests"][0]["Count"] == -1
+    assert "ports" not in settings
+    server.stop()
+
+
+def test_two_runs_never_share_a_container_name(tmp_path):
+    names = {DockerServer(docker_spec(tmp_path), client=FakeDocker()).name for _ in range(10)}
+    assert len(names) == 10
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("Bind for 127.0.0.1:1 failed: port is already allocated", "port_taken"),
+        ('Conflict. The container name "/servecast-x" is already in use', "name_taken"),
+        ('could not select device driver "" with capabilities: [[gpu]]', "no_gpu_runtime"),
+        ("something new", "docker_refused"),
+    ],
+)
+def test_what_docker_refuses_is_named(tmp_path, error, kind):
+    server = DockerServer(docker_spec(tmp_path), client=FakeDocker(create_error=error))
+    with pytest.raises(EngineFailed) as caught:
+        server.start()
+    assert caught.value.failure.kind == kind
+    server.stop()
+
+
+def test_an_image_that_is_not_to_be_had(tmp_path):
+    server = DockerServer(docker_spec(tmp_path), client=FakeDocker(image=None))
+    with pytest.raises(EngineFailed, match="image_missing"):
+        server.start()
+
+
+def test_a_container_that_was_killed_for_memory(tmp_path):
+    server = DockerServer(docker_spec(tmp_path), client=FakeDocker())
+    server.start()
+    assert server.exited() is None
+    state = {"Status": "exited", "ExitCode": 137, "OOMKilled": True}
+    server._container.attrs = {"State": state}
+    assert server.exited() == Exit(137, "killed by the kernel for want of memory")
+    server.stop()
+
+
+def test_leftovers_are_found_by_label():
+    assert leftovers(FakeDocker()) == ["servecast-old-1"]
