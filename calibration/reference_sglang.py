@@ -52,10 +52,9 @@ def main() -> None:
     efficiencies = fit_concurrency_1().efficiencies
     measured = published(reference, 1, "sglang").figures["median_ttft_ms"]
     told = reference.sglang_throughput_change_percent
-    print(
-        f"published: median TTFT at concurrency 1 {measured} ms; throughput 16 to 64 {told['16 to 64']:+.0f} %,"
-    )
-    print(f"64 to 128 {told['64 to 128']:+.0f} %, {reference.sglang_retractions_at_128} retractions at 128\n")
+    print(f"published: median TTFT at concurrency 1 {measured} ms")
+    print(f"published: throughput 16 to 64 {told['16 to 64']:+.0f} %, 64 to 128 {told['64 to 128']:+.0f} %")
+    print(f"published: {reference.sglang_retractions_at_128} retractions at 128\n")
     for name, settings, engine in (
         *((f"SGLang, chunk {chunk}", (f"chunked-prefill-size={chunk}",), "sglang") for chunk in CHUNKS),
         ("vLLM, budget 8192", (), "vllm"),
