@@ -219,10 +219,18 @@ def test_plain_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "fraction", "is_async"), [("0.10.0", 0.9, False), ("0.23.0", 0.92, True)]
+    ("version", "fraction", "is_async", "reserves", "tokens"),
+    [
+        ("0.10.0", 0.9, False, False, 8192),
+        ("0.14.0", 0.9, True, False, 8192),
+        ("0.19.1", 0.9, True, True, 8192),
+        ("0.23.0", 0.92, True, True, 8192),
+    ],
 )
-def test_older_defaults(version: str, fraction: float, is_async: bool) -> None:
-    engine, notes = run("", version=version)
+def test_older_defaults(version: str, fraction: float, is_async: bool, reserves: bool, tokens: int) -> None:
+    engine, notes = run("", "B200", version=version)
+    assert engine["scheduler_reserve_full_isl"] is reserves
+    assert engine["max_num_batched_tokens"] == tokens
     assert engine["gpu_memory_utilization"] == fraction
     assert engine["async_scheduling"] is is_async
     assert (engine.version, engine.asked_version) == ("0.28.0", version)
@@ -253,12 +261,19 @@ def test_flags_of_0_33() -> None:
     engine, _ = run("--max-num-active-seqs 10 --long-prefill-token-threshold-adaptive", version="0.33.0")
     assert engine["max_num_active_seqs"] == 10
     assert engine["long_prefill_token_threshold_adaptive"] is True
-    with pytest.raises(BadInput, match=r"came with 0\.33"):
+    with pytest.raises(BadInput, match=r"came after 0\.28"):
         run("--max-num-active-seqs 10")
+    _, notes = run("--swa-bounded-replay", version="0.31.0")
+    assert any("not known" in n.text for n in notes)
+
+
+def test_0_33_captures_the_number_of_sequences() -> None:
+    assert 100 in run("--max-num-seqs 100", version="0.33.0")[0]["cudagraph_capture_sizes"]
+    assert 100 not in run("--max-num-seqs 100", version="0.28.0")[0]["cudagraph_capture_sizes"]
 
 
 def test_removed_flags_say_so() -> None:
-    with pytest.raises(BadInput, match=r"--max-num-partial-prefills.*gone by 0\.28"):
+    with pytest.raises(BadInput, match=r"--max-num-partial-prefills.*gone by 0\.27"):
         run("--max-num-partial-prefills 2")
     _, notes = run("--max-num-partial-prefills 2", version="0.20.0")
     assert any(n.kind == "not-modelled" and n.subject == "--max-num-partial-prefills" for n in notes)

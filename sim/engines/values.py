@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from sim.commands.serve import ServeCommand
+from sim.commands.serve import ServeCommand, table
 from sim.errors import BadInput
 from sim.provenance import Note, Origin, Sourced
 
@@ -70,24 +70,28 @@ class Values:
         self.notes.append(Note("not-modelled", subject, effect))
 
 
-def flag_notes(command: ServeCommand, version: str, program: str) -> list[Note]:
-    """Notes on the flags that are known but not modelled.
+def flag_notes(command: ServeCommand, asked: str, program: str) -> list[Note]:
+    """Notes on the flags that are known but not modelled, or of which it is unknown whether `asked` has them.
 
     Raises:
         BadInput: a flag that this version does not have (`since`, `until` of the table).
     """
     notes: list[Note] = []
+    read_from = table(command.engine).version
     for item in command.given:
         flag = item.flag
-        if flag.since and version_key(version) < version_key(flag.since):
-            raise BadInput(
-                flag.name, None, f"{program} {version} has no such flag; it came with {flag.since}"
+        if flag.since and version_key(asked) < version_key(flag.since):
+            if version_key(asked)[:2] <= version_key(read_from)[:2]:
+                hint = f"{program} {asked} has no such flag; it came after {read_from}"
+                raise BadInput(flag.name, None, hint)
+            notes.append(
+                Note("warning", flag.name, f"is in {flag.since}; whether {asked} has it is not known")
             )
-        if flag.until and version_key(version) >= version_key(flag.until):
+        if flag.until and version_key(asked) >= version_key(flag.until):
             raise BadInput(
                 flag.name,
                 None,
-                f"{program} {version} has no such flag (gone by {flag.until}: {flag.effect}); "
+                f"{program} {asked} has no such flag (gone by {flag.until}: {flag.effect}); "
                 "remove it, or name the engine version",
             )
         if flag.role == "not-modelled" and not item.negated:

@@ -71,10 +71,10 @@ def resolve(
     _resolve_types(given, values, model, gpu)
     _resolve_parallel(given, values, model, gpu_count)
     _resolve_length(given, values, model, command)
-    _resolve_batch(given, values, gpu, rules)
+    _resolve_batch(given, values, gpu, asked if version_key(asked) < (0, 28) else rules)
     _resolve_cache(given, values, model, gpu, asked, command)
     _resolve_scheduler(given, values, device, asked, rules)
-    resolve_graphs(given, values, gpu, device)
+    resolve_graphs(given, values, gpu, rules)
     notes = (*command.notes, *values.notes, *flag_notes(command, asked, "vLLM"))
     engine = EngineConfig(
         name="vllm",
@@ -94,9 +94,10 @@ def device_of(gpu: GpuSpec) -> str:
     return "rocm" if gpu.compute_capability is None else "cuda"
 
 
-def batch_defaults(gpu: GpuSpec, rules: str, world_size: int) -> BatchDefaults:
-    """Budgets of the API server by device (arg_utils.py `EngineArgs.get_batch_defaults`, 0.28 and 0.33).
+def batch_defaults(gpu: GpuSpec, version: str, world_size: int) -> BatchDefaults:
+    """Budgets of the API server by device (arg_utils.py `EngineArgs.get_batch_defaults`).
 
+    Read in 0.11 to 0.28 and in 0.33: the tier of 160 GiB came with 0.28, the exception for GB10 after it.
     `world_size` is TP x PP; only the CPU backend scales with it.
     """
     device = device_of(gpu)
@@ -104,9 +105,9 @@ def batch_defaults(gpu: GpuSpec, rules: str, world_size: int) -> BatchDefaults:
         return BatchDefaults(2048 * world_size, 128 * world_size, "API server on a CPU, times TP x PP")
     name = (gpu.device_name or gpu.name).lower()
     memory = gpu.memory_bytes
-    if memory >= 160 * GIB:
+    if memory >= 160 * GIB and version_key(version) >= (0, 28):
         return BatchDefaults(16384, 1024, "API server on a GPU with at least 160 GiB")
-    gb10 = gpu.compute_capability == (12, 1) and version_key(rules) >= (0, 33)
+    gb10 = gpu.compute_capability == (12, 1) and version_key(version) >= (0, 33)
     if memory >= 70 * GIB and "a100" not in name and not gb10:
         return BatchDefaults(8192, 1024, "API server on a GPU with at least 70 GiB that is no A100")
     why = "an A100" if "a100" in name else "a GB10" if gb10 else "a GPU below 70 GiB"
@@ -184,7 +185,7 @@ def _resolve_length(given: Given, values: Values, model: ModelConfig, command: S
     values.choose("max_model_len", asked, longest, "the model's own length")
 
 
-def _resolve_batch(given: Given, values: Values, gpu: GpuSpec, rules: str) -> None:
+def _resolve_batch(given: Given, values: Values, gpu: GpuSpec, version: str) -> None:
     """arg_utils.py `_set_default_max_num_seqs_and_batched_tokens_args`, then config/scheduler.py's checks."""
     chunked = values.choose(
         "enable_chunked_prefill", given.truth("--enable-chunked-prefill"), True, "on for text generation"
@@ -192,7 +193,7 @@ def _resolve_batch(given: Given, values: Values, gpu: GpuSpec, rules: str) -> No
     if not chunked:
         values.warn("--enable-chunked-prefill", "off: the engine warns that this is not officially supported")
     mode = values.choose("performance_mode", given.word("--performance-mode"), "balanced", "by default")
-    defaults = batch_defaults(gpu, rules, values["tensor_parallel_size"] * values["pipeline_parallel_size"])
+    defaults = batch_defaults(gpu, version, values["tensor_parallel_size"] * values["pipeline_parallel_size"])
     asked_tokens = given.integer("--max-num-batched-tokens")
     asked_seqs = given.integer("--max-num-seqs")
     length = values["max_model_len"]
@@ -240,12 +241,12 @@ def _resolve_cache(
     block = values.choose("block_size", given.integer("--block-size"), default_block, rule)
     if block % 16 and values["device"] == "cuda":
         values.warn("--block-size", f"{block} is no multiple of 16, which the fast attention kernels need")
-    old_fraction = version_key(asked) < (0, 21)
+    old_fraction = version_key(asked) < (0, 20)
     values.choose(
         "gpu_memory_utilization",
         given.number("--gpu-memory-utilization", above=0.0, maximum=1.0),
         0.9 if old_fraction else 0.92,
-        "0.90 before 0.21" if old_fraction else "0.92 by default",
+        "0.90 before 0.20" if old_fraction else "0.92 by default",
     )
     values.choose(
         "num_gpu_blocks_override", given.integer("--num-gpu-blocks-override"), None, "not set: profiled"
@@ -294,8 +295,12 @@ def _resolve_scheduler(given: Given, values: Values, device: str, asked: str, ru
             threshold,
             f"must be at most --max-model-len ({values['max_model_len']}); the engine refuses to start",
         )
+    reserves = version_key(asked) >= (0, 19)
     values.choose(
-        "scheduler_reserve_full_isl", given.truth("--scheduler-reserve-full-isl"), True, "on by default"
+        "scheduler_reserve_full_isl",
+        given.truth("--scheduler-reserve-full-isl"),
+        reserves,
+        "on by default" if reserves else "no such check before 0.19",
     )
     values.choose("watermark", given.number("--watermark", minimum=0.0, maximum=1.0), 0.0, "0 by default")
     values.choose(

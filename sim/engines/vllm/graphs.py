@@ -1,4 +1,7 @@
-"""Which CUDA graphs vLLM captures (vllm/config/vllm.py `_set_cudagraph_sizes`, compilation.py, 0.28)."""
+"""Which CUDA graphs vLLM captures (vllm/config/vllm.py `_set_cudagraph_sizes`, compilation.py, 0.28).
+
+What differs in 0.33 is said where it does.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Any
 
 from sim.commands.given import Given
 from sim.commands.numbers import at_least
-from sim.engines.values import Values
+from sim.engines.values import Values, version_key
 from sim.errors import BadInput
 from sim.hardware import GpuSpec
 
@@ -16,7 +19,7 @@ _FIELD = "--compilation-config"
 _USED_KEYS = {"cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size", "mode", "level"}
 
 
-def resolve_graphs(given: Given, values: Values, gpu: GpuSpec, device: str) -> None:
+def resolve_graphs(given: Given, values: Values, gpu: GpuSpec, rules: str) -> None:
     """Set enforce_eager, optimization_level, cudagraph_mode and cudagraph_capture_sizes.
 
     Raises:
@@ -29,7 +32,7 @@ def resolve_graphs(given: Given, values: Values, gpu: GpuSpec, device: str) -> N
     if level is not None and level not in {"0", "1", "2", "3"}:
         raise BadInput("--optimization-level", text, "must be 0, 1, 2 or 3")
     values.choose("optimization_level", None if level is None else int(level), 2, "O2 by default")
-    _resolve_mode(values, config, eager, device)
+    _resolve_mode(values, config, eager, values["device"])
     sizes = given.integers("--cudagraph-capture-sizes") or _size_list(config.get("cudagraph_capture_sizes"))
     largest = given.integer("--max-cudagraph-capture-size") or _size(config.get("max_cudagraph_capture_size"))
     if values["cudagraph_mode"] == "NONE":
@@ -44,7 +47,7 @@ def resolve_graphs(given: Given, values: Values, gpu: GpuSpec, device: str) -> N
             )
         values.choose("cudagraph_capture_sizes", fitting, None, "")
     else:
-        _derive_sizes(values, largest, gpu)
+        _derive_sizes(values, largest, gpu, rules)
     for key in config:
         if key not in _USED_KEYS:
             values.not_modelled(f"{_FIELD}.{key}", "compilation details: kernels may be faster or slower")
@@ -60,7 +63,7 @@ def default_sizes(max_size: int, max_num_batched_tokens: int, interactivity: boo
     return tuple(sorted(sizes))
 
 
-def _derive_sizes(values: Values, largest: int | None, gpu: GpuSpec) -> None:
+def _derive_sizes(values: Values, largest: int | None, gpu: GpuSpec, rules: str) -> None:
     blackwell = gpu.compute_capability is not None and gpu.compute_capability[0] == 10
     cap = 1024 if blackwell else 512
     tokens = values["max_num_batched_tokens"]
@@ -70,7 +73,11 @@ def _derive_sizes(values: Values, largest: int | None, gpu: GpuSpec) -> None:
     else:
         max_size, rule = min(largest, tokens), "up to --max-cudagraph-capture-size"
     interactive = values["performance_mode"] == "interactivity"
-    values.derive("cudagraph_capture_sizes", default_sizes(max_size, tokens, interactive), rule)
+    sizes = default_sizes(max_size, tokens, interactive)
+    seqs = values["max_num_seqs"]
+    if version_key(rules) >= (0, 33) and largest is None and seqs <= max_size and seqs not in sizes:
+        sizes, rule = tuple(sorted((*sizes, seqs))), rule + ", and max_num_seqs itself"
+    values.derive("cudagraph_capture_sizes", sizes, rule)
 
 
 def _resolve_mode(values: Values, config: dict[str, Any], eager: bool, device: str) -> None:
