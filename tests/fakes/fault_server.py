@@ -138,7 +138,9 @@ class FaultServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> FaultServer:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 24)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", self.port, limit=1 << 24, backlog=1024
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
