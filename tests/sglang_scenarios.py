@@ -22,7 +22,7 @@ def draw(seed: str, number: int) -> dict[str, Any]:
     chunk = rng.choice((16, 32, 64)) if rng.random() < 0.9 else -1
     prioritized = rng.random() < 0.25
     args = {
-        "max_running_requests": rng.choice((1, 3, 8, 8)),
+        "max_running_requests": rng.choice((1, 2, 3) if prioritized else (1, 3, 8, 8)),
         "chunked_prefill_size": chunk,
         "max_prefill_tokens": rng.choice((16384, 200, 24)),
         "schedule_policy": rng.choice(("fcfs", "lof") if prioritized else POLICIES),

@@ -4,7 +4,7 @@
 
 writes `sglang.policies.scenarios.jsonl.gz` and `sglang.policies.traces.jsonl.gz` with the first COUNT
 scenarios of stream SEED that use a policy or an option beyond the usual ones, take at most `MAX_CALLS` calls,
-and in which the engine neither dies nor hangs.
+and in which the engine neither dies nor hangs; in half of them it retracts or preempts.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def main(seed: str, count: int, folder: Path) -> None:
     driver = load()
     scenarios: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
+    room = {True: count // 2, False: count - count // 2}
     number = 0
-    while len(scenarios) < count:
+    while any(room.values()):
         scenario = draw(seed, number)
         number += 1
         if all(scenario["args"][name] in values for name, values in USUAL.items()):
@@ -63,7 +64,9 @@ def main(seed: str, count: int, folder: Path) -> None:
         except driver.Stuck as stuck:
             print(f"{scenario['id']}: the engine {stuck}")
             continue
-        if trace[0]["steps"] <= MAX_CALLS:
+        has_victims = any(line["retracted"] for line in trace[1:])
+        if trace[0]["steps"] <= MAX_CALLS and room[has_victims]:
+            room[has_victims] -= 1
             scenarios.append(scenario)
             lines += trace
     _write(folder / "sglang.policies.scenarios.jsonl.gz", scenarios)

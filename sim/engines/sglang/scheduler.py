@@ -375,4 +375,5 @@ class SglangScheduler:
             self._fully_idle = self._ratio_resets = self._chunked is None
             return
         if stands_still:
-            raise never_admitted(self._waiting[0].request_id, len(self._waiting) - 1, self.config.version)
+            head, behind = self._waiting[0].request_id, len(self._waiting) - 1
+            raise never_admitted(head, behind, self.config.version, is_full=self._running.is_full)

@@ -28,12 +28,25 @@ def cannot_retract(request_id: str) -> EngineStuck:
     )
 
 
-def never_admitted(request_id: str, behind: int, version: str) -> EngineStuck:
-    """The `batch_is_full` latch is set while nothing runs; only a running request could clear it."""
+def never_admitted(request_id: str, behind: int, version: str, *, is_full: bool) -> EngineStuck:
+    """Nothing runs, and no further call will admit anybody. Reproduced.
+
+    Args:
+        is_full: whether `batch_is_full` is set, which only a running request could clear; else the request's
+            first chunk would be less than a page.
+    """
+    why, way_out = (
+        (
+            "batch_is_full was set while memory or request slots were short, and only a running request "
+            "could clear it",
+            f"{_MORE_KV}, or raise --max-running-requests",
+        )
+        if is_full
+        else ("its first chunk would be less than a page", "raise --chunked-prefill-size to --page-size")
+    )
     return EngineStuck(
         f"SGLang {version} hangs: nothing runs, yet request {request_id} and {behind} behind it are never "
-        "admitted, because batch_is_full was set while memory or request slots were short and only a running "
-        f"request could clear it; {_MORE_KV}, or raise --max-running-requests"
+        f"admitted, because {why}; {way_out}"
     )
 
 
