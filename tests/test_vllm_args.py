@@ -92,6 +92,16 @@ def test_cpu_defaults() -> None:
     assert engine["cudagraph_capture_sizes"] == ()
 
 
+def test_flags_that_the_engine_overrides_are_said() -> None:
+    engine, notes = run("--async-scheduling", "cpu")
+    assert engine["async_scheduling"] is False
+    assert any(n.subject == "--async-scheduling" for n in notes)
+    engine, notes = run("--max-num-scheduled-tokens 100000")
+    assert engine["max_num_scheduled_tokens"] == 8192
+    assert any(n.subject == "--max-num-scheduled-tokens" for n in notes)
+    assert run("--max-num-scheduled-tokens 100")[0]["max_num_scheduled_tokens"] == 100
+
+
 def test_throughput_mode_doubles_only_what_is_not_given() -> None:
     engine, _ = run("--performance-mode throughput --max-num-seqs 100")
     assert (engine["max_num_batched_tokens"], engine["max_num_seqs"]) == (16384, 100)
@@ -353,7 +363,6 @@ def test_quantised_checkpoints() -> None:
         ("-tp 3", "--tensor-parallel-size", "32 attention heads"),
         ("-pp 64", "--pipeline-parallel-size", "32 layers"),
         ("--long-prefill-token-threshold 200000", "--long-prefill-token-threshold", "--max-model-len"),
-        ("--max-num-scheduled-tokens 10000", "--max-num-scheduled-tokens", "8192"),
         ("--dtype int8", "--dtype", "bfloat16"),
         ("-O7", "--optimization-level", "0, 1, 2 or 3"),
         ("-cc.cudagraph_mode SOMETIMES", "--compilation-config.cudagraph_mode", "PIECEWISE"),

@@ -224,11 +224,10 @@ def _resolve_batch(given: Given, values: Values, gpu: GpuSpec, version: str) -> 
             f"must be at least --max-model-len ({length}) without chunked prefill; the engine will not start",
         )
     scheduled = given.integer("--max-num-scheduled-tokens")
-    if scheduled is not None and scheduled > tokens:
-        raise BadInput(
-            "--max-num-scheduled-tokens", scheduled, f"must be at most --max-num-batched-tokens ({tokens})"
-        )
     values.choose("max_num_scheduled_tokens", scheduled, tokens, "as max_num_batched_tokens")
+    if scheduled is not None and scheduled > tokens:
+        values.derive("max_num_scheduled_tokens", tokens, "at most max_num_batched_tokens")
+        values.warn("--max-num-scheduled-tokens", f"has no effect above --max-num-batched-tokens ({tokens})")
 
 
 def _resolve_cache(
@@ -285,7 +284,12 @@ def _resolve_scheduler(given: Given, values: Values, device: str, asked: str, ru
         default, rule = True, "on unless something is incompatible"
     if given.has("--speculative-config") or given.has("--spec-method"):
         rule += " (some draft methods turn it off)"
-    values.choose("async_scheduling", given.truth("--async-scheduling"), default, rule)
+    asked_async = given.truth("--async-scheduling")
+    if device == "cpu" and asked_async:
+        values.derive("async_scheduling", False, rule)
+        values.warn("--async-scheduling", "the CPU backend turns it off")
+    else:
+        values.choose("async_scheduling", asked_async, default, rule)
     values.choose("scheduling_policy", given.word("--scheduling-policy"), "fcfs", "by default")
     threshold = given.integer("--long-prefill-token-threshold", minimum=0)
     values.choose("long_prefill_token_threshold", threshold, 0, "0: off")
