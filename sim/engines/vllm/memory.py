@@ -72,7 +72,7 @@ def account(
     if given is None:
         refuse_if_nothing_left(model, gpu, setting, spent, budget, available)
     estimated = layouts.num_blocks(layout, available)
-    blocks, origin = (estimated, Origin.COMPUTED) if given is None else given
+    blocks, origin, flag = (estimated, Origin.COMPUTED, "") if given is None else given
     notes = account_notes(model, gpu, setting, spent, low, available)
     length = checked_length(layout, blocks, setting, given is not None, notes)
     tokens, concurrency = layouts.logged_tokens(
@@ -91,7 +91,7 @@ def account(
         for size in (available, low, high)
     ]
     if given is not None:
-        notes += comparison(layout, blocks, tokens, estimates[0], setting, spent, budget, gpu)
+        notes += comparison(flag, layout, blocks, tokens, estimates[0], setting, spent, budget, gpu)
     lines = (
         *lines,
         MemoryLine("left for KV", available, Origin.COMPUTED, "requested less the lines above", low, high),
@@ -264,9 +264,10 @@ def _remainder(lines: Iterable[MemoryLine], spent: list[MemoryLine]) -> tuple[in
 
 def _given_blocks(
     layout: KvLayout, config: EngineConfig, observed: Observed, setting: MemorySetting
-) -> tuple[int, Origin] | None:
+) -> tuple[int, Origin, str] | None:
+    """Blocks that the user named, with origin and flag."""
     if observed.num_gpu_blocks is not None:
-        return observed.num_gpu_blocks, Origin.LOGGED
+        return observed.num_gpu_blocks, Origin.LOGGED, "--num-gpu-blocks"
     if observed.kv_cache_tokens is not None:
         blocks = layouts.blocks_from_tokens(
             layout,
@@ -275,13 +276,13 @@ def _given_blocks(
             setting.in_flight,
             by_concurrency=setting.by_concurrency,
         )
-        return blocks, Origin.GIVEN
+        return blocks, Origin.GIVEN, "--kv-cache-tokens"
     override = config["num_gpu_blocks_override"]
     if override is not None:
-        return int(override), Origin.GIVEN
+        return int(override), Origin.GIVEN, "--num-gpu-blocks-override"
     size = config["kv_cache_memory_bytes"]
     if size is not None:
-        return layouts.num_blocks(layout, int(size)), Origin.GIVEN
+        return layouts.num_blocks(layout, int(size)), Origin.GIVEN, "--kv-cache-memory-bytes"
     return None
 
 

@@ -158,6 +158,7 @@ def account_notes(
 
 
 def comparison(
+    flag: str,
     layout: KvLayout,
     blocks: int,
     tokens: int,
@@ -167,27 +168,38 @@ def comparison(
     budget: int,
     gpu: GpuSpec,
 ) -> list[Note]:
-    """Estimate against the given figure, and whether the given pool leaves room for what else must fit."""
+    """Estimate against the given figure, and whether the given pool leaves room for what else must fit.
+
+    A flag that sets the pool may well ask for less than fits; a logged figure that differs is a sign of
+    other flags.
+    """
     notes: list[Note] = []
     difference = (estimated - tokens) / tokens if tokens else 0.0
     text = f"given {tokens:,} tokens, estimated {max(estimated, 0):,} ({difference:+.1%})"
-    if abs(difference) > TELLING_DIFFERENCE:
+    sets_pool = flag in {"--num-gpu-blocks-override", "--kv-cache-memory-bytes"}
+    if sets_pool and difference >= -TELLING_DIFFERENCE:
+        notes.append(Note("info", flag, f"sets the pool to {tokens:,} tokens; about {estimated:,} would fit"))
+    elif sets_pool:
+        notes.append(
+            Note("warning", flag, f"{text}: the engine takes it on trust and may run out of memory later")
+        )
+    elif abs(difference) > TELLING_DIFFERENCE:
         notes.append(
             Note(
                 "warning",
-                "--kv-cache-tokens",
+                flag,
                 f"{text}: the pool decides how many requests run at once, so flags, GPU or version are "
                 "probably not those of the log (other processes on the GPU, a different "
                 "--gpu-memory-utilization or --max-num-batched-tokens)",
             )
         )
     else:
-        notes.append(Note("info", "--kv-cache-tokens", text))
+        notes.append(Note("info", flag, text))
     weights = next(line.bytes for line in spent if line.name == "weights")
     others = sum(line.bytes for line in spent) - weights
     least = sum(line.low for line in spent) - weights
     room = budget - weights - blocks * layout.block_bytes
-    if room < least:
+    if room < least and not sets_pool:
         fraction = (weights + blocks * layout.block_bytes + others) / gpu.memory_bytes
         notes.append(
             Note(
