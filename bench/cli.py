@@ -61,6 +61,13 @@ DEFAULT_DIR = Path("servecast-results")
     help="Give up a start in which nothing moves for so long.",
 )
 @click.option(
+    "--stop-timeout",
+    metavar="SECONDS",
+    default="20",
+    show_default=True,
+    help="From asking the engine to go to killing it.",
+)
+@click.option(
     "--request-timeout", metavar="SECONDS", default="3600", show_default=True, help="Limit of one request."
 )
 def bench(inputs: ScenarioOptions, **given: Any) -> None:
@@ -159,6 +166,7 @@ def _launch_options(given: dict[str, Any]) -> Any:
         gpus=chosen,
         probe=given["probe"],
         stall_timeout=_seconds("--stall-timeout", given["stall_timeout"]),
+        stop_timeout=_seconds("--stop-timeout", given["stop_timeout"]),
     )
 
 

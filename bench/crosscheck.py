@@ -36,7 +36,7 @@ def cross_check(records: RequestRecords, view: ServerView, *, probes: int = 0) -
                 Note(
                     "warning",
                     "other_load",
-                    f"of the {finished:.0f} requests that the server finished {seen} are ours: it had other clients",
+                    f"the server finished {finished:.0f} requests, {seen} of them ours: it had other clients",
                 )
             )
         elif clean and finished < seen:

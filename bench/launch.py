@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ class LaunchOptions:
         gpus: None: all if this host has any.
         probe: note every scheduling step (vLLM only).
         stall_timeout: give up a start after this long without progress [s].
+        stop_timeout: from asking an engine to go to killing it [s].
     """
 
     kind: LaunchKind | None = None
@@ -62,6 +64,7 @@ class LaunchOptions:
     gpus: Literal["all", "none"] | tuple[str, ...] | None = None
     probe: bool = False
     stall_timeout: float = 900.0
+    stop_timeout: float = 20.0
     api_key_env: str = "OPENAI_API_KEY"
 
 
@@ -139,7 +142,7 @@ def prepare(
             inherited = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
             env = _with_probe({**inherited, **env}, str(FOLDER), str(steps_path))
         command = _command(scenario.engine.name, options.program, source.model, flags)
-        server = ProcessServer(replace(spec, command=tuple(command), env=env))
+        server = ProcessServer(replace(spec, command=tuple(command), env=env), patience=options.stop_timeout)
         return Launch(server, kind, model_id, log_path, steps_path, tuple(notes))
     return _container(source, scenario, options, spec, flags, notes, steps_path, has_gpus)
 
@@ -195,7 +198,8 @@ def _container(
         entrypoint=program,
     )
     spec = replace(spec, command=tuple(command[len(program) :]), env=env, docker=docker)
-    return Launch(DockerServer(spec), "docker", spec.model_id, spec.log_path, steps_path, tuple(notes))
+    server = DockerServer(spec, patience=math.ceil(options.stop_timeout))
+    return Launch(server, "docker", spec.model_id, spec.log_path, steps_path, tuple(notes))
 
 
 def served_name(source: ScenarioSource) -> str:

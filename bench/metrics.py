@@ -198,7 +198,7 @@ class ServerView:
 
     @property
     def imbalance(self) -> float | None:
-        """Largest share of the generated tokens times the number of engines; 1 is even, None for one engine."""
+        """Largest share of the generated tokens times the number of engines: 1 is even; None for one."""
         tokens = [values.get("generation_tokens", 0.0) for values in self.per_engine.values()]
         if len(tokens) < 2 or sum(tokens) <= 0:
             return None
@@ -220,7 +220,6 @@ def difference(before: Snapshot, after: Snapshot) -> ServerView:
 
 
 def _view(after: Snapshot, before: Snapshot | None) -> ServerView:
-    missing: list[str] = []
     per_engine: dict[str, dict[str, float]] = {}
     restarted = (
         before is not None
@@ -266,9 +265,7 @@ def _view(after: Snapshot, before: Snapshot | None) -> ServerView:
         rate = hits / asked
     elif queries is None and rates:
         rate = _mean(rates.values())
-    for figure in ("running", "waiting", "kv_usage"):
-        if not gauges[figure]:
-            missing.append(figure)
+    missing = [figure for figure in ("running", "waiting", "kv_usage") if not gauges[figure]]
     missing += [figure for figure in COUNTERS if figure not in counters]
     missing += [figure for figure in HISTOGRAMS if figure not in histograms]
     usage = gauges["kv_usage"]

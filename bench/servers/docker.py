@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
 import uuid
 from collections.abc import Mapping
@@ -231,6 +233,7 @@ def connect() -> docker.DockerClient:
         EngineFailed: none answers.
     """
     try:
+        _knock(os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
         client = docker.from_env(timeout=120)
         client.ping()
     except (DockerException, OSError) as error:
@@ -238,6 +241,21 @@ def connect() -> docker.DockerClient:
         fix = "start Docker, join the group docker, or set DOCKER_HOST; or use --launch process"
         raise EngineFailed(Failure("no_docker", "launch", reason, fix)) from error
     return client
+
+
+def _knock(host: str) -> None:
+    """Connect once: the SDK leaks its socket where nothing listens, and takes long to say so.
+
+    Raises:
+        OSError: nothing listens.
+    """
+    scheme, _, path = host.partition("://")
+    if scheme == "unix":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            try:
+                probe.connect(path)
+            except OSError as error:
+                raise OSError(f"{host}: {error.strerror or error}") from error
 
 
 def leftovers(client: docker.DockerClient) -> list[str]:
