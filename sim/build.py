@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from sim.models import load_model
 from sim.provenance import Note
 from sim.scenario import EngineConfig, EngineName, Observed, Scenario
 from sim.scenario_file import (
+    ObservedInput,
     ScenarioInput,
     parse_scenario_mapping,
     read_scenario_file,
@@ -154,6 +156,10 @@ def read_source(
     """As `build_scenario`, but unresolved: settings can be applied on top before `build`."""
     content = _content(file)
     command = _serve_command(serve, content)
+    if serve is not None and _file_engine(content) not in (None, command.engine):
+        content = content.model_copy(
+            update={"engine": None, "engine_version": None, "observed": ObservedInput()}
+        )
     client = _bench_command(bench, content)
     gpu = gpu or content.gpu
     if gpu is None:
@@ -166,15 +172,16 @@ def read_source(
     _positive("--num-gpu-blocks", num_gpu_blocks)
     if seed is not None and seed < 0:
         raise BadInput("--seed", seed, "must be at least 0")
+    version = engine_version or content.engine_version or (content.engine.version if content.engine else None)
+    if version is not None and not re.fullmatch(r"v?\d+(\.\d+)+\S*", version):
+        raise BadInput("--engine-version", version, "must be a version such as 0.28.0")
     source = ScenarioSource(
         serve=command,
         bench=client,
         gpu=gpu,
         model=model,
         gpu_count=gpu_count or content.gpu_count,
-        engine_version=engine_version
-        or content.engine_version
-        or (content.engine.version if content.engine else None),
+        engine_version=version.lstrip("v") if version else None,
         observed=Observed(
             kv_cache_tokens or content.observed.kv_cache_tokens,
             num_gpu_blocks or content.observed.num_gpu_blocks,
@@ -274,6 +281,13 @@ def _serve_command(serve: str | None, content: ScenarioInput) -> ServeCommand:
     return replace(command, model=engine.model or command.model)
 
 
+def _file_engine(content: ScenarioInput) -> EngineName | None:
+    """The engine that a scenario file describes; its version and observations are that engine's."""
+    if content.engine is not None:
+        return content.engine.name
+    return None if content.serve is None else parse_serve_command(content.serve).engine
+
+
 def _bench_command(bench: str | None, content: ScenarioInput) -> BenchCommand:
     text = bench if bench is not None else content.bench
     if text is not None:
@@ -312,7 +326,7 @@ def _apply_setting(source: ScenarioSource, key: str, value: str) -> ScenarioSour
         bench = source.bench
         spec = bench_from_flags(bench.client, extra, base=bench.spec)
         names = {g.flag.name for g in extra}
-        given = (*(g for g in bench.given if g.flag.name not in names), *extra)
+        given = (*(g for g in bench.given if g.flag.name not in names), *spec.given)
         return replace(source, bench=replace(bench, spec=spec.spec, given=given))
     raise _unknown_setting(key, spelling, engine_table, client_table)
 

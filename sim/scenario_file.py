@@ -48,6 +48,11 @@ class EngineInput(_Strict):
     env: dict[str, str] = Field(default_factory=dict)
     image: str | None = None
 
+    @field_validator("version", mode="before")
+    @classmethod
+    def _version_text(cls, value: object) -> object:
+        return str(value) if isinstance(value, float) else value
+
     @field_validator("env", mode="before")
     @classmethod
     def _env_text(cls, value: object) -> object:

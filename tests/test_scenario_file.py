@@ -117,6 +117,17 @@ def test_options_win_over_the_file() -> None:
     assert scenario.engine["max_num_seqs"] == 7
 
 
+def test_another_engine_leaves_the_files_version_and_observations_behind() -> None:
+    file = {"serve": SERVE, "bench": BENCH, "gpu": "H100", "engine_version": "0.33.0", "name": "a"}
+    file["observed"] = {"kv_cache_tokens": 5000}
+    other = build_scenario(file=file, serve="sglang serve Qwen/Qwen2.5-7B-Instruct")
+    assert other.engine.asked_version == "0.5.21"
+    assert other.observed.kv_cache_tokens is None
+    same = build_scenario(file=file, serve="vllm serve Qwen/Qwen2.5-7B-Instruct")
+    assert same.engine.version == "0.33.0"
+    assert same.observed.kv_cache_tokens == 5000
+
+
 def test_seed_defaults_to_the_clients() -> None:
     scenario = build_scenario(serve=SERVE, bench=BENCH + " --seed 9", gpu="H100")
     assert scenario.seed == scenario.workload.seed == 9
@@ -182,6 +193,18 @@ def test_client_settings_on_top_of_a_mapping() -> None:
     workload = build_scenario(file=file, sets=["random-output-len=7"]).workload
     assert workload.dataset == RandomDataset(50, 7)
     assert workload.rate_scale == 3
+
+
+def test_a_switch_set_to_false_is_gone() -> None:
+    source = read_source(
+        serve="sglang serve Qwen/Qwen2.5-7B-Instruct --disable-radix-cache --disable-cuda-graph",
+        bench=BENCH,
+        gpu="H100",
+        sets=["disable-radix-cache=false", "bench.ignore-eos=false"],
+    )
+    assert source.serve.flags == (("--disable-cuda-graph", None),)
+    assert "--ignore-eos" not in dict(source.bench.flags)
+    assert source.build().engine["disable_radix_cache"] is False
 
 
 def test_settings_leave_the_rest_of_the_command_alone() -> None:
@@ -334,9 +357,10 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
         ("kv_cache_tokens", -1, "--kv-cache-tokens"),
         ("num_gpu_blocks", 0, "--num-gpu-blocks"),
         ("seed", -1, "--seed"),
+        ("engine_version", "new", "--engine-version"),
     ],
 )
-def test_bad_arguments(argument: str, value: int, flag: str) -> None:
+def test_bad_arguments(argument: str, value: object, flag: str) -> None:
     with pytest.raises(BadInput) as caught:
         build_scenario(serve=SERVE, bench=BENCH, gpu="H100", **{argument: value})
     assert caught.value.field == flag

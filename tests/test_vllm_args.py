@@ -301,6 +301,13 @@ def test_not_modelled_flags_are_listed_with_their_effect() -> None:
     assert all(len(text) > 20 for text in listed.values())
 
 
+def test_environment_variables_without_a_model_are_listed() -> None:
+    _, notes = run(
+        "", env="VLLM_ATTENTION_BACKEND=FLASHINFER VLLM_LOGGING_LEVEL=INFO VLLM_USE_V2_MODEL_RUNNER=0"
+    )
+    assert [(n.kind, n.subject) for n in notes] == [("not-modelled", "VLLM_ATTENTION_BACKEND")]
+
+
 def test_mla_block_sizes() -> None:
     mla = replace(MODEL, mla=MlaConfig(512, 1536, 128, 64, 128))
     assert run("", "B200", model=mla)[0]["block_size"] == 32

@@ -128,7 +128,7 @@ def bench_from_flags(
         spec=spec,
         model=given.word("--model"),
         base_url=_base_url(given),
-        given=tuple(g for g in flags if not g.flag.secret),
+        given=tuple(g for g in flags if not g.flag.secret and not g.absent),
         notes=(*notes, *more, *unmodelled),
     )
 

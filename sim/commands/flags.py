@@ -187,6 +187,11 @@ class GivenFlag:
         """Whether the `--no-` form was given."""
         return self.spelling == self.flag.negative
 
+    @property
+    def absent(self) -> bool:
+        """Whether this is a switch that was set to false: as if it had not been given."""
+        return self.negated and self.flag.kind == "switch"
+
 
 def read_flags(
     words: Sequence[str], table: FlagTable, other: FlagTable | None = None

@@ -74,7 +74,7 @@ class ServeCommand:
         added = list(extra)
         names = {(g.flag.name, g.path) for g in added}
         kept = [g for g in self.given if (g.flag.name, g.path) not in names]
-        return replace(self, given=(*kept, *added))
+        return replace(self, given=(*kept, *(g for g in added if not g.absent)))
 
 
 def table(engine: EngineName) -> FlagTable:
@@ -141,7 +141,7 @@ def serve_from_words(
     return ServeCommand(
         engine=engine,
         model=model,
-        given=tuple(g for g in flags if g.flag.name != model_flag and not g.flag.secret),
+        given=tuple(g for g in flags if g.flag.name != model_flag and not g.flag.secret and not g.absent),
         env=_keep_env(env or {}),
         image=image,
         version=version,

@@ -97,3 +97,25 @@ def flag_notes(command: ServeCommand, asked: str, program: str) -> list[Note]:
         if flag.role == "not-modelled" and not item.negated:
             notes.append(Note("not-modelled", item.spelling, flag.effect))
     return notes
+
+
+# Variables that are read, here or in the memory account; and those without bearing on performance.
+_READ_ENV = {
+    "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "VLLM_CPU_KVCACHE_SPACE",
+    "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+    "VLLM_USE_V2_MODEL_RUNNER",
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+}
+_IDLE_ENV = re.compile(
+    r"^(VLLM|SGLANG|SGL)_(LOG|NO_USAGE|DO_NOT|CACHE_ROOT|CONFIG_ROOT|USE_MODELSCOPE|HOST_IP|PORT)"
+)
+
+
+def env_notes(command: ServeCommand) -> list[Note]:
+    """Notes on the engine's environment variables that the simulation does not follow."""
+    return [
+        Note("not-modelled", name, "an environment variable of the engine; its effect is not simulated")
+        for name in command.env
+        if re.match(r"(VLLM|SGLANG|SGL)_", name) and name not in _READ_ENV and not _IDLE_ENV.match(name)
+    ]

@@ -23,7 +23,7 @@ from sim.engines.sglang.memory_defaults import (
     default_mem_fraction,
     device_memory_mib,
 )
-from sim.engines.values import Values, flag_notes, nearest_version, version_key
+from sim.engines.values import Values, env_notes, flag_notes, nearest_version, version_key
 from sim.errors import BadInput
 from sim.hardware import GpuSpec
 from sim.model import ModelConfig
@@ -76,7 +76,7 @@ def resolve(
     values.choose("mem_fraction_static", asked_fraction, fraction, rule)
     _resolve_policy(given, values)
     _resolve_rest(given, values, command)
-    notes = (*command.notes, *values.notes, *flag_notes(command, asked, "SGLang"))
+    notes = (*command.notes, *values.notes, *flag_notes(command, asked, "SGLang"), *env_notes(command))
     engine = EngineConfig(
         name="sglang",
         version=rules,

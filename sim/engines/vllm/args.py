@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from sim.commands.given import Given
 from sim.commands.serve import ServeCommand
-from sim.engines.values import Values, flag_notes, nearest_version, version_key
+from sim.engines.values import Values, env_notes, flag_notes, nearest_version, version_key
 from sim.engines.vllm.graphs import resolve_graphs
 from sim.errors import BadInput
 from sim.hardware import GpuSpec
@@ -75,7 +75,7 @@ def resolve(
     _resolve_cache(given, values, model, gpu, asked, command)
     _resolve_scheduler(given, values, device, asked, rules)
     resolve_graphs(given, values, gpu, rules)
-    notes = (*command.notes, *values.notes, *flag_notes(command, asked, "vLLM"))
+    notes = (*command.notes, *values.notes, *flag_notes(command, asked, "vLLM"), *env_notes(command))
     engine = EngineConfig(
         name="vllm",
         version=rules,
