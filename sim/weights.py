@@ -126,7 +126,7 @@ def with_quantization(model: ModelConfig, quantization: str | None, dtype: str |
     raise BadInput(
         "--quantization",
         quantization,
-        f"{model.name} is not a {quantization} checkpoint; name a quantised one, or use fp8",
+        f"{model.name} is no {quantization} checkpoint; name a quantised one, or use fp8",
     )
 
 
