@@ -3,6 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sim.commands.serve import (
     launch_words,
@@ -274,3 +276,23 @@ def test_tables_are_complete_and_say_what_is_not_modelled(engine: str, at_least:
     for row in rows:
         assert row.role != "not-modelled" or row.effect, row.name
         assert row.name.startswith("--")
+
+
+_WORDS = """
+vllm serve M --max-num-seqs --max-num-seqs= =3 -tp -O -O9 -- - ' " $ ${X} X=1 export docker run -e
+--no- --no-x -cc. -cc.a { } && | > 2>&1 # -m sglang.launch_server nan -1 1e400 é --config --config=/ bash -c
+--cudagraph-capture-sizes --compilation-config
+"""
+_PIECES = st.lists(st.sampled_from([*_WORDS.split(), "\\\n", "\n", "\x00", "'a b'", "'a\nb'"]), max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(_PIECES.map(" ".join) | st.text(max_size=40).map(lambda text: "vllm serve M " + text))
+def test_any_paste_is_read_or_refused_in_one_line(text: str) -> None:
+    try:
+        command = parse_serve_command(text)
+    except BadInput as error:
+        message = str(error)
+        assert "\n" not in message, message
+    else:
+        assert command.engine in {"vllm", "sglang"}
