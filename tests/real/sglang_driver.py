@@ -418,7 +418,7 @@ def record(scenario: dict[str, Any]) -> list[dict[str, Any]]:
         context.override("recorder", pp_max_micro_batch_size=slots)
         header, *lines = Recorder(scenario).run()
     except RuntimeError as error:
-        if "out of memory" in str(error):
+        if "out of memory" in str(error).lower():
             raise Stuck("dies") from error
         raise
     finally:

@@ -64,7 +64,7 @@ class KvPool:
         self.make_room(tokens if page == 1 else tokens + page * len(reqs))
         taken = sum(self.ceil(req.end) - self.ceil(req.start) for req in reqs)
         if taken > self.available:
-            raise out_of_memory("Prefill", reqs[0].request_id, taken, self.available, page)
+            raise out_of_memory("prefill", reqs[0].request_id, taken, self.available, page)
         self.available -= taken
         for req in reqs:
             req.kv = req.end
@@ -89,7 +89,7 @@ class KvPool:
             self.make_room(reserve)
         taken = reserve if page == 1 else page * sum(1 for req in reqs if req.kv % page == 0)
         if taken > self.available:
-            raise out_of_memory("Decode", reqs[0].request_id, taken, self.available, page)
+            raise out_of_memory("decode", reqs[0].request_id, taken, self.available, page)
         self.available -= taken
 
     def store_unfinished(self, req: LiveRequest) -> None:

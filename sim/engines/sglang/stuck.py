@@ -1,6 +1,6 @@
 """The states in which the real engine dies, hangs or drops a request, and the way out of each.
 
-Every one of them is read from, and where the docstring says so reproduced on, SGLang 0.5.21.
+Source: SGLang 0.5.21; each was reproduced on the engine's own scheduler classes.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ _MORE_KV = "raise --max-total-tokens or --mem-fraction-static"
 
 
 def out_of_memory(phase: str, request_id: str, needed: int, available: int, page_size: int) -> EngineStuck:
-    """An allocation fails although admission let it through; the scheduler process dies. Reproduced."""
+    """An allocation fails although admission let it through; the scheduler process dies."""
     return EngineStuck(
-        f"SGLang dies with '{phase} out of memory' at a batch that begins with request {request_id}: "
+        f"SGLang dies with 'Out of memory' in the {phase} allocation that begins with request {request_id}: "
         f"{needed} KV tokens are needed (page size {page_size}) and {available} are left after eviction. A "
         "chunked prompt must go on and, in a mixed batch, decodes get memory without the check that would "
         f"retract some; drop --enable-mixed-chunk, {_MORE_KV}, or raise --schedule-conservativeness"
@@ -29,7 +29,7 @@ def cannot_retract(request_id: str) -> EngineStuck:
 
 
 def never_admitted(request_id: str, behind: int, version: str, *, is_full: bool) -> EngineStuck:
-    """Nothing runs, and no further call will admit anybody. Reproduced.
+    """Nothing runs, and no further call will admit anybody.
 
     Args:
         is_full: whether `batch_is_full` is set, which only a running request could clear; else the request's
@@ -51,7 +51,7 @@ def never_admitted(request_id: str, behind: int, version: str, *, is_full: bool)
 
 
 def lost(request_id: str, waiting_id: str) -> EngineStuck:
-    """A preempted request is queued again only if the pass admits somebody. Reproduced."""
+    """A preempted request is queued again only if the pass admits somebody."""
     return EngineStuck(
         f"SGLang loses request {request_id}: it was preempted for request {waiting_id}, which then did not "
         f"fit, and in that case it is not queued again; {_MORE_KV}, or raise "
