@@ -157,8 +157,6 @@ def _entry_at(words: Sequence[str], index: int) -> tuple[ClientName, int] | None
         if following[1:] != ("serve",):
             raise BadInput(FIELD, " ".join((name, *following)), "only `vllm bench serve` loads a server")
         return "vllm", index + 3
-    if words[index] == "bench" and following[:1] == ("serve",) and index == 0:
-        return "vllm", 2
     if words[index] == "-m" and following and following[0] in _MODULES:
         return _MODULES[following[0]], index + 2
     if name in _SCRIPTS:
