@@ -182,19 +182,20 @@ _NON_TORCH_OTHER = (0.30, 0.05, 0.8)
 def non_torch(gpu: GpuSpec, *, tp: int, rules: Profiler, eager: bool, settled: bool) -> Estimate:
     """Memory of one rank that no tensor accounts for.
 
-    With TP > 1: all-reduce and NCCL buffers, 0.2 GiB before buffers were counted, 0.8 since. Since 0.27,
-    what compilation leaves in torch's allocator counts as well: nothing with a warm compile cache, 0.5 GiB
-    in a documented cold start; 0.33 keeps it releasable (`settled`).
+    With TP > 1: all-reduce and NCCL buffers, most of which exist before measuring begins; 0.1 GiB seen on
+    A100s with NVLink, 1 GiB on PCIe cards. Since 0.27, what compilation leaves in torch's allocator counts
+    as well: nothing with a warm compile cache, 0.5 to 1.4 GiB in documented cold starts; 0.33 keeps it
+    releasable (`settled`).
     """
     major = gpu.compute_capability[0] if gpu.compute_capability else 0
     central, low, high = _NON_TORCH.get(major, _NON_TORCH_OTHER)
     parts = [f"kernel images on compute capability {major}.x" if major else "kernel images"]
     if tp > 1:
-        shared = (0.8, 0.1, 1.8) if rules.counts_buffers else (0.2, 0.05, 0.6)
+        shared = (0.4, 0.0, 1.5) if rules.counts_buffers else (0.2, 0.0, 1.5)
         central, low, high = central + shared[0], low + shared[1], high + shared[2]
         parts.append("all-reduce buffers")
     if rules.counts_buffers and not eager:
-        left = (0.05, 0.0, 0.3) if settled else (0.10, 0.0, 0.6)
+        left = (0.05, 0.0, 0.3) if settled else (0.10, 0.0, 1.4)
         central, low, high = central + left[0], low + left[1], high + left[2]
         parts.append("what compilation leaves behind (more on a cold start)")
     return Estimate(int(central * GIB), int(low * GIB), int(high * GIB), ", ".join(parts))
