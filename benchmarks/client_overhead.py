@@ -1,8 +1,8 @@
 """How many streams a load generator can follow before it measures itself; ours beside `vllm bench serve`.
 
 One fake server streams 50 tokens/s per request and stamps every token with the time it was sent. The delay
-that a client adds is its own time stamp minus that one, so the server's jitter is not held against it. A level
-of N streams passes if, in steady state,
+that a client adds is its own time stamp minus that one, so the server's jitter is not held against it. A
+level of N streams passes if, in steady state,
 
 * P99 over tokens of (the client's gap minus the server's gap) stays under 2 ms, and
 * P99 over requests of (the client's TTFT minus the server's own) stays under 5 ms.
@@ -53,6 +53,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Level:
+    """One run: P99s in ms, and how many answers they rest on."""
+
     streams: int
     answers: int
     failed: int
@@ -63,9 +65,11 @@ class Level:
 
     @property
     def passes(self) -> bool:
+        """Whether the client stayed within both limits."""
         return not self.failed and self.itl_ms < ITL_LIMIT_MS and self.ttft_ms < TTFT_LIMIT_MS
 
     def row(self, name: str) -> str:
+        """A line of the table."""
         verdict = "pass" if self.passes else "fail"
         return (
             f"| {name} | {self.streams} | {self.itl_ms:.2f} | {self.ttft_ms:.2f} | {self.lag_ms:.2f} "
@@ -74,6 +78,7 @@ class Level:
 
 
 def load(streams: int) -> WorkloadSpec:
+    """A load that keeps about `streams` requests open."""
     length = TOKENS / RATE
     rate = streams / length
     return WorkloadSpec(
@@ -120,6 +125,7 @@ def assess(streams: int, answers: list[Answer], failed: int) -> Level:
 
 
 def run_ours(url: str, streams: int, processes: int) -> Level:
+    """One level with our client."""
     spec = load(streams)
     target = Target(url, "m")
     plan = Plan(generate(spec, 1), seed=1)
@@ -139,6 +145,7 @@ def run_ours(url: str, streams: int, processes: int) -> Level:
 
 
 def run_vllm(url: str, streams: int, vllm: str, tokenizer: str) -> Level:
+    """One level with `vllm bench serve`."""
     spec = load(streams)
     with tempfile.TemporaryDirectory() as folder:
         command = [vllm, "bench", "serve", "--backend", "vllm", "--base-url", url, "--model", "m"]
@@ -149,9 +156,9 @@ def run_vllm(url: str, streams: int, vllm: str, tokenizer: str) -> Level:
         command += ["--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", "r.json"]
         command += ["--disable-tqdm"]
         quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603 - an argument list, never a shell
             command, env={**os.environ, **quiet}, capture_output=True, text=True, check=False
-        )  # noqa: S603
+        )
         if done.returncode:
             raise SystemExit(done.stderr[-3000:])
         result = json.loads((Path(folder) / "r.json").read_text())
@@ -173,6 +180,7 @@ def run_vllm(url: str, streams: int, vllm: str, tokenizer: str) -> Level:
 
 
 def main() -> None:
+    """Run all levels and print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -188,7 +196,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     server_file = Path(__file__).with_name("token_server.py")
-    server = subprocess.Popen(  # noqa: S603
+    server = subprocess.Popen(  # noqa: S603 - an argument list, never a shell
         [sys.executable, str(server_file), "--rate", str(RATE)], stdout=subprocess.PIPE, text=True
     )
     if options.affinity:
@@ -197,9 +205,7 @@ def main() -> None:
     try:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
-        print(
-            "| client | streams | added P99 ITL ms | added P99 TTFT ms | P99 lag ms | server P99 ITL ms | failed | |"
-        )
+        print("| client | streams | added P99 ITL | added P99 TTFT | P99 lag | server's P99 ITL | failed | |")
         print("|---|---|---|---|---|---|---|---|", flush=True)
         for streams in options.levels:
             for _ in range(options.repeats):

@@ -40,6 +40,8 @@ def _chunk(data: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Conn:
+    """A connection and the request it is answering."""
+
     sock: socket.socket
     inbox: bytearray = field(default_factory=bytearray)
     unsent: bytes = b""
