@@ -113,3 +113,13 @@ def test_tables() -> None:
     assert len(models) >= 40
     assert "Qwen/Qwen3-14B" in run("models").stdout
     assert "GB/s" in run("gpus").stdout
+
+
+def test_a_pool_that_leaves_no_room_is_part_of_the_account() -> None:
+    serve = "vllm serve Qwen/Qwen3-14B --max-num-seqs 256 --gpu-memory-utilization 0.88"
+    result = run(
+        "memory", "--serve", serve, "--gpu", "H100", "--engine-version", "0.23", "--kv-cache-tokens", "288608"
+    )
+    assert result.exit_code == 0
+    assert "nothing for activations" in result.stdout
+    assert "residual" in result.stdout

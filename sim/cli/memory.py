@@ -61,14 +61,13 @@ def memory(inputs: ScenarioOptions, json_path: str | None) -> None:
     for position, (scenario, account) in enumerate(accounts):
         if position:
             click.echo()
-        click.echo(account_text(scenario, account))
-    for scenario, account in accounts:
-        for note in (*_relevant(scenario.notes), *account.notes):
+        for note in _relevant(scenario.notes):
             click.echo(f"{note.kind}: {note.subject}: {note.text}", err=True)
+        click.echo(account_text(scenario, account))
 
 
 def account_text(scenario: Scenario, account: MemoryAccount) -> str:
-    """The account as a table, with the pool as the engine logs it."""
+    """The account as a table, the pool as the engine logs it, and what follows from both."""
     engine, model = scenario.engine, scenario.model
     parameters = count_parameters(model)
     rows = [
@@ -85,6 +84,8 @@ def account_text(scenario: Scenario, account: MemoryAccount) -> str:
         span = f"{line.low / GIB:.2f} .. {line.high / GIB:.2f}" if line.low != line.high else ""
         rows.append(f"{line.name:<16}{line.bytes / GIB:>9.3f}  {span:<17}{line.origin:<10}{line.rule}")
     rows += ["", *_pool_text(scenario, account)]
+    if account.notes:
+        rows += ["", *(f"{note.kind}: {note.subject}: {note.text}" for note in account.notes)]
     return "\n".join(rows)
 
 
