@@ -40,6 +40,7 @@ DEFAULT_DIR = Path("servecast-results")
     show_default=True,
     help="Where results go.",
 )
+@click.option("--plots", is_flag=True, help="Draw a picture of every point beside its result.")
 @click.option("--resume", is_flag=True, help="Keep finished points of an earlier run in --result-dir.")
 @click.option("--force", is_flag=True, help="Overwrite results, and run in spite of what doctor finds.")
 @click.option(
@@ -127,7 +128,7 @@ def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
         )
     total = _seconds("--request-timeout", given["request_timeout"])
     timeouts = Timeouts(first_token=min(600.0, total), idle=min(300.0, total), total=total)
-    options = BenchOptions(launch, folder, resume=given["resume"], timeouts=timeouts)
+    options = BenchOptions(launch, folder, resume=given["resume"], timeouts=timeouts, plots=given["plots"])
     with LiveTable() as reporter:
         outcomes = run_serial(plans, options, gpus, reporter)
     results = [result for results in outcomes for result in results]

@@ -14,6 +14,7 @@ from bench.interrupts import uninterrupted
 from bench.launch import LaunchOptions
 from bench.loadgen import run_load, shapes
 from bench.payload import Target, Timeouts
+from bench.plots import plot_run
 from bench.session import Live, Reporter, Subject, running
 from bench.sweep import Point, finished, point_key
 from bench.telemetry import Gpus
@@ -32,6 +33,7 @@ class BenchOptions:
         resume: take finished points from `result_dir` instead of measuring them again.
         scrape_interval: between looks at /metrics and the GPUs [s].
         timeouts: of each request.
+        plots: draw a picture of every point.
     """
 
     launch: LaunchOptions
@@ -39,6 +41,7 @@ class BenchOptions:
     resume: bool = False
     timeouts: Timeouts = field(default_factory=Timeouts)
     scrape_interval: float = 0.5
+    plots: bool = False
 
 
 def run_engine(
@@ -136,6 +139,8 @@ def _run_point(
         context = Context(subject, point, live, seen, begun[0], warmup_failures, key)
         result = complete(result, context)
         write_files(path, result, seen, begun[0])
+        if options.plots:
+            plot_run(result, path.with_suffix(".png"))
         reporter.result(subject, point, result, path, False)
     if result.extra.get("interrupted") and seen.died is None:
         raise KeyboardInterrupt

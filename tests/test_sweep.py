@@ -109,7 +109,7 @@ def is_alive(pid):
 
 def test_one_run_from_launch_to_verdict(scenario, tmp_path):
     out, pids = tmp_path / "out", tmp_path / "pids"
-    outcome = run(scenario(), "--result-dir", str(out), "--num-warmups", "3", FAKE_PIDS=str(pids))
+    outcome = run(scenario(), "--result-dir", str(out), "--num-warmups", "3", "--plots", FAKE_PIDS=str(pids))
     assert outcome.exit_code == 0, outcome.output
     result = read_result(out / "fake-c4.json")
     assert result.aggregates["completed"] == 8
@@ -127,7 +127,7 @@ def test_one_run_from_launch_to_verdict(scenario, tmp_path):
     assert start["kv_pools"][0]["format_id"] == "vllm-v1-oneline"
     assert start["given"]["max_num_seqs"] == 4
     names = {path.name for path in out.iterdir()}
-    assert {"fake-c4.requests.csv", "fake-c4.metrics_before.prom", "fake.engine.log"} <= names
+    assert {"fake-c4.requests.csv", "fake-c4.metrics_before.prom", "fake.engine.log", "fake-c4.png"} <= names
     assert pids_alive(pids) == []
     head = json.loads((out / "fake-c4.json").read_text())
     assert (head["completed"], head["num_prompts"], head["max_concurrency"]) == (8, 8, 4)
