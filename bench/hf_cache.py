@@ -103,7 +103,7 @@ def inner_cache(mounts: tuple[tuple[Path, str], ...], env: Mapping[str, str], ca
     for source, target in mounts:
         for depth, parent in enumerate((cache, cache.parent)):
             if source == parent:
-                seen = target.rstrip("/") + ("/hub" if depth else "")
+                seen = target.rstrip("/") + (f"/{cache.name}" if depth else "")
                 if seen == inner:
                     return None
                 return f"the cache is mounted so that it is at {seen}, but the engine looks in {inner}"

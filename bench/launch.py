@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from bench.hf_cache import cache_root, find_model
+from bench.hf_cache import cache_root, find_model, inner_cache
 from bench.probe.reading import FILE_VARIABLE, FOLDER, SCHEDULER
 from bench.servers.base import DockerOptions, LaunchKind, LaunchSpec, Server
 from bench.servers.process import ProcessServer
@@ -116,7 +116,8 @@ def prepare(
         has_gpus: whether this host has GPUs to hand on.
 
     Raises:
-        BadInput: options that contradict each other, or a port that is none.
+        BadInput: options that contradict each other, a port that is none, or a model cache that is mounted
+            where the engine does not look.
     """
     kind = choose_kind(source, options)
     model_id = served_name(source)
@@ -174,8 +175,11 @@ def _container(
         mounts.append((local, f"/models/{local.resolve().name}"))
         model = f"/models/{local.resolve().name}"
     elif find_model(model).folder is not None:
-        mounts.append((cache_root().parent, _INNER_CACHE))
-        env.setdefault("HF_HOME", _INNER_CACHE)
+        cache, home = cache_root(), env.setdefault("HF_HOME", _INNER_CACHE)
+        if not any(source in (cache, cache.parent) for source, _ in mounts):
+            mounts.append((cache, f"{home.rstrip('/')}/hub"))
+        if (problem := inner_cache(tuple(mounts), env, cache)) is not None:
+            raise BadInput("--mount", None, problem)
     writable: list[tuple[Path, str]] = []
     if steps_path is not None:
         mounts.append((FOLDER, _INNER_PROBE))

@@ -93,9 +93,15 @@ def test_a_container_of_a_cached_model_mounts_the_cache(tmp_path, monkeypatch):
     source = read_source(serve="vllm serve Qwen/Qwen2.5-7B-Instruct", bench=BENCH, gpu="H100")
     options = LaunchOptions(image="repo/engine:v1")
     spec = prepare(source, source.build(), options, tmp_path, "run", has_gpus=True).server._spec
-    assert spec.docker.mounts == ((cache, "/root/.cache/huggingface"),)
+    assert spec.docker.mounts == ((cache / "hub", "/root/.cache/huggingface/hub"),)
     assert spec.env["HF_HOME"] == "/root/.cache/huggingface"
     assert spec.docker.gpus == "all"
+    moved = LaunchOptions(image="repo/engine:v1", env={"HF_HOME": "/data"})
+    spec = prepare(source, source.build(), moved, tmp_path, "run", has_gpus=True).server._spec
+    assert spec.docker.mounts == ((cache / "hub", "/data/hub"),)
+    elsewhere = LaunchOptions(image="repo/engine:v1", mounts=((cache, "/elsewhere"),))
+    with pytest.raises(BadInput, match="but the engine looks in"):
+        prepare(source, source.build(), elsewhere, tmp_path, "run", has_gpus=True)
 
 
 def test_an_image_in_the_serve_command_means_docker(model):

@@ -10,7 +10,7 @@ verb=${1:?start, image or stop}
 dir=$(mkdir -p "${2:?a folder}" && cd "$2" && pwd)
 # A socket path may hold 107 characters, and a checkout can lie deep, so the socket lives in a short place.
 socket_dir=/run/servecast-test-$(printf '%s' "$dir" | cksum | cut -d' ' -f1)
-export DOCKER_HOST=unix://$socket_dir/docker.sock
+export DOCKER_HOST=${DOCKER_HOST:-unix://$socket_dir/docker.sock}  # an engine that is there is good enough
 image=servecast-test/python:base
 
 # Not "install PACKAGES" at once: index updates are slow, and mostly everything is there already.
