@@ -96,7 +96,7 @@ def plot_result(result: BenchResult, path: Path) -> None:
     if result.records is None:
         raise BadInput("--plot", str(path), "this result has no per-request records to draw")
     figure, axes = new_figure(3, 1, 9.0, 10.0)
-    draw_ttft_parts(axes[0], result.records)
+    draw_ttft_parts(axes[0], result)
     draw_timeline(axes[1], result)
     draw_cdfs(axes[2], [(result.origin, result.records)])
     figure.suptitle(title(result), fontsize=10)
@@ -110,25 +110,33 @@ def title(result: BenchResult) -> str:
     return f"{result.origin}: " + " · ".join(str(part) for part in parts if part)
 
 
-def draw_ttft_parts(axes: Axes, records: RequestRecords) -> None:
-    """Stacked TTFT of each request in the order of sending (averaged in at most 200 groups)."""
-    parts = ttft_parts(records)
+def draw_ttft_parts(axes: Axes, result: BenchResult) -> None:
+    """Stacked TTFT of each request in the order of sending (averaged in at most 200 groups).
+
+    In a closed loop the wait for a free place is part of the plan, so it is left out.
+    """
+    if result.records is None:
+        return
+    parts = ttft_parts(result.records)
+    if result.extra.get("regime", {}).get("state") == "closed-loop":
+        del parts["client"]
     count = len(parts["queue"])
     groups = np.array_split(np.arange(count), min(count, 200)) if count else []
-    at = np.array([group.mean() + 1 for group in groups])
-    bottom = np.zeros(len(groups))
+    edges = np.array([0.5, *(group[-1] + 1.5 for group in groups)])
     labels = {
         "client": "client wait (before sending)",
         "queue": "queue",
         "prefill": "prefill",
         "stream": "first token: front end, stream",
     }
+    bottom = np.zeros(len(groups))
     for name, values in parts.items():
         height = np.array([values[group].mean() for group in groups])
         if height.any():
-            width = (count / len(groups)) * 0.95
-            axes.bar(at, height, width, bottom=bottom, color=COLOURS[name], label=labels[name])
-            bottom += height
+            axes.stairs(
+                bottom + height, edges, baseline=bottom, fill=True, color=COLOURS[name], label=labels[name]
+            )
+            bottom = bottom + height
     axes.set(xlabel="request, in order of sending", ylabel="TTFT [s]", title="What TTFT is made of")
     axes.legend(frameon=False, fontsize=8)
 
@@ -188,6 +196,12 @@ def plot_comparison(comparisons: Sequence[Comparison], path: Path) -> None:
     save(figure, path)
 
 
+def run_name(result: BenchResult, index: int) -> str:
+    """A legend entry: the run's concurrency where known, else its place."""
+    level = result.identity.get("max_concurrency")
+    return f"{result.tool}, concurrency {level}" if level else f"{result.tool} #{index + 1}"
+
+
 def plot_curves(curves: Sequence[Curve], path: Path) -> None:
     """Draw P99 TTFT and output throughput against concurrency, one line per scenario, knees marked."""
     figure, axes = new_figure(2, 1, 8.0, 8.0)
@@ -200,8 +214,17 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
             knee = curve.knee
             if knee is not None and (height := figure_of(knee.result, key)) is not None:
                 axis.plot([knee.concurrency], [height], "o", ms=13, mfc="none", mec=colour, mew=2)
-                axis.annotate("knee", (knee.concurrency or 0, height), (8, 8), textcoords="offset points")
-        axis.set(xlabel="concurrency", ylabel=title_, yscale=scale)
+                axis.annotate(
+                    "knee",
+                    (knee.concurrency or 0, height),
+                    (10, -12),
+                    textcoords="offset points",
+                    color=colour,
+                )
+        axis.set(xlabel="concurrency", ylabel=title_, yscale=scale, xscale="log")
+        levels = sorted({p.concurrency for curve in curves for p in curve.points if p.concurrency})
+        axis.set_xticks(levels, [str(level) for level in levels])
+        axis.set_xticks([], minor=True)
         axis.legend(frameon=False, fontsize=8)
     axes[1].set_ylim(bottom=0)
     save(figure, path)
@@ -212,8 +235,8 @@ def plot_demo(comparisons: Sequence[Comparison], path: Path) -> None:
     figure, axes = new_figure(2, 2, 13.0, 9.0)
     draw_errors(axes[0][0], comparisons)
     busiest = comparisons[-1].predicted
+    draw_ttft_parts(axes[0][1], busiest)
     if busiest.records is not None:
-        draw_ttft_parts(axes[0][1], busiest.records)
         draw_cdfs(axes[1][1], [("predicted", busiest.records)])
         draw_measured_marks(axes[1][1], comparisons[-1].measured)
     draw_timeline(axes[1][0], busiest)
@@ -243,7 +266,7 @@ def draw_errors(axes: Axes, comparisons: Sequence[Comparison]) -> None:
         errors = [100 * (row.error or 0.0) for row in rows]
         places = [keys.index(row.key) + 0.15 * (index - (len(comparisons) - 1) / 2) for row in rows]
         axes.hlines(places, 0, errors, color=COLOURS["client"], lw=1)
-        axes.plot(errors, places, "o", ms=5, label=f"{comparison.measured.tool} #{index + 1}")
+        axes.plot(errors, places, "o", ms=5, label=run_name(comparison.measured, index))
         for error, place in zip(errors, places, strict=True):
             side = 6 if error >= 0 else -6
             axes.annotate(

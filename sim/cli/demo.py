@@ -21,7 +21,12 @@ def measured_result(reference: Reference, run: ReferenceRun) -> BenchResult:
     return BenchResult(
         origin="measured",
         tool="published report",
-        identity={"engine": run.engine, "model": reference.model, "gpu": reference.gpu},
+        identity={
+            "engine": run.engine,
+            "model": reference.model,
+            "gpu": reference.gpu,
+            "max_concurrency": run.max_concurrency,
+        },
         duration=run.figures["duration"],
         aggregates={**figures, "completed": run.num_prompts},
         server=server,
@@ -66,7 +71,7 @@ def demo(plot: Path) -> None:
     click.echo(
         "The RTX 5090's efficiencies were fitted to these two reports: to the mean TTFT and TPOT at "
         "concurrency 1\nand to the median ITL at 128. Everything else above is predicted; "
-        "`python -m calibration.reference_fit` shows the fit."
+        "`python -m calibration.reference_fit` shows the fit.\n"
     )
     plot_demo(comparisons, plot)
     click.echo(f"picture: {plot}\nmeasurement: {reference.source}", err=True)
