@@ -123,9 +123,8 @@ def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
     if not given["force"]:
         _preflight(subjects, launch, folder, gpus)
     for first, second in pairwise(subjects):
-        _print_table(
-            ("knob", first.stem, second.stem, ""), table(align(first.scenario, second.scenario)), err=False
-        )
+        lines = table(align(first.scenario, second.scenario))
+        _print_table(("knob", first.stem, second.stem, ""), lines)
     total = _seconds("--request-timeout", given["request_timeout"])
     timeouts = Timeouts(first_token=min(600.0, total), idle=min(300.0, total), total=total)
     options = BenchOptions(launch, folder, resume=given["resume"], timeouts=timeouts, plots=given["plots"])
@@ -223,17 +222,17 @@ def _print_results(plans: Sequence[tuple[Any, Sequence[Any]]], outcomes: Sequenc
         return
     rows = [cells[:4] + cells[5:] for cells in (summary_cells(*result) for result in results)]
     head = ("engine", "load", "done", "failed", "req/s", "tok/s", "TTFT ms", "TPOT ms", "verdict")
-    _print_table(head, rows, err=False)
+    _print_table(head, rows)
     for stem, label, result in results:
         for reason in result.verdict.reasons:
             click.echo(f"{stem} {label}: {result.verdict.status}: {reason.subject}: {reason.text}")
 
 
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, err: bool) -> None:
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(str(row[i])) for row in (head, *rows)) for i in range(len(head))]
     for row in (head, *rows):
         line = "  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
-        click.echo(line.rstrip(), err=err)
+        click.echo(line.rstrip())
 
 
 @click.command()

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import ssl
+from base64 import b64encode
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -211,10 +212,12 @@ class Client:
             "accept-encoding": "identity",
             "user-agent": "servecast",
         }
+        self._url = httpx.URL(target.url)
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
+        elif self._url.userinfo:
+            headers["authorization"] = f"Basic {b64encode(self._url.userinfo).decode()}"
         self._headers = httpx.Headers(headers)
-        self._url = httpx.URL(target.url)
         limits = target.timeouts
         self._timeout = {
             "connect": limits.connect,
@@ -226,7 +229,8 @@ class Client:
         self._watchdog: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._http = httpx.AsyncClient(transport=_Transport(), trust_env=False)
+        self._transport = _Transport()
+        self._http = httpx.AsyncClient(transport=self._transport, trust_env=False)
         self._watchdog = asyncio.create_task(self._watch())
         return self
 
@@ -268,7 +272,8 @@ class Client:
         )
         sent = clock()
         try:
-            response = await self._http.send(request, stream=True)
+            # Not through `self._http`: its cookies, redirects and hooks cost more than all else here.
+            response = await self._transport.handle_async_request(request)
         except httpx.TransportError as error:
             return self._no_answer(sent, error)
         wire = cast(Wire, response.extensions["network_stream"])

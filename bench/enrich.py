@@ -16,6 +16,7 @@ from bench.live_log import read_samples
 from bench.probe.reading import probe_cost
 from bench.session import Live, Subject
 from bench.sweep import Point
+from bench.telemetry import GpuSample
 from bench.validity import Evidence, engine, warm_cache
 from bench.watch import Watched
 from sim.provenance import Note
@@ -77,6 +78,8 @@ def complete(result: BenchResult, context: Context) -> BenchResult:
         notes.append(Note("info", "/metrics", "not to be had: no server-side figures"))
     if seen.failed_scrapes:
         notes.append(Note("info", "/metrics", f"{seen.failed_scrapes} scrapes went unanswered"))
+    if seen.gpu:
+        extra["gpus"] = _gpu_summary(seen)
     samples = [asdict(sample) for sample in read_samples(launch.server.logs())]
     if samples:
         extra["engine_log"] = samples[-200:]
@@ -163,6 +166,22 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value)
+
+
+def _gpu_summary(seen: Watched) -> list[dict[str, Any]]:
+    """Per GPU over the run: peak memory [bytes], and means of what the driver tells; None is unknown."""
+    by_index: dict[int, list[GpuSample]] = {}
+    for _, samples in seen.gpu:
+        for sample in samples:
+            by_index.setdefault(sample.index, []).append(sample)
+    summary = []
+    for index, found in sorted(by_index.items()):
+        figures: dict[str, Any] = {"index": index, "memory_peak": max(s.memory_used for s in found)}
+        for name in ("utilisation", "sm_clock", "memory_clock", "power", "temperature"):
+            known = [value for sample in found if (value := getattr(sample, name)) is not None]
+            figures[f"mean_{name}"] = sum(known) / len(known) if known else None
+        summary.append(figures)
+    return summary
 
 
 def _whole(value: float | None) -> int | None:

@@ -51,6 +51,7 @@ class LaunchOptions:
         probe: note every scheduling step (vLLM only).
         stall_timeout: give up a start after this long without progress [s].
         stop_timeout: from asking an engine to go to killing it [s].
+        memory_timeout: for GPU memory to come back after a stop, before the host counts as dirty [s].
     """
 
     kind: LaunchKind | None = None
@@ -65,6 +66,7 @@ class LaunchOptions:
     probe: bool = False
     stall_timeout: float = 900.0
     stop_timeout: float = 20.0
+    memory_timeout: float = 60.0
     api_key_env: str = "OPENAI_API_KEY"
 
 

@@ -133,7 +133,7 @@ def running(
                 _forget(launch, folder, made)
     state = None
     if gpus is not None and launch.kind != "url":
-        state = wait_freed(gpus, baseline)
+        state = wait_freed(gpus, baseline, timeout=options.memory_timeout)
         if not state.clean:
             raise EngineFailed(_dirty(state))
     reporter.stopped(subject, state)

@@ -160,6 +160,7 @@ class Wire(asyncio.BufferedProtocol, httpcore.AsyncNetworkStream):
         self._is_given_up = False  # by us: asyncio tells of the end only later
         self._error: Exception | None = None
         self._writable: asyncio.Future[None] | None = None
+        self._unsent_head = b""
         self._head = bytearray()
         self._expects_head = True
         self._decoder: ChunkDecoder | None = None
@@ -246,15 +247,20 @@ class Wire(asyncio.BufferedProtocol, httpcore.AsyncNetworkStream):
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
         """Send bytes; the first ones after an answer's end begin a new exchange.
 
+        httpcore writes a request's head, its body and (empty) its end: head and body leave together.
+
         Raises:
             httpcore.WriteTimeout, httpcore.WriteError.
         """
-        if not buffer:
-            return
         if self._is_closed or self._transport is None:
             raise httpcore.WriteError(str(self._error or "the connection is closed"))
         if self._body_over and buffer.startswith(_METHODS):
             self._begin()
+            self._unsent_head = buffer
+            return
+        buffer, self._unsent_head = self._unsent_head + buffer, b""
+        if not buffer:
+            return
         self._transport.write(buffer)
         if self._writable is not None:
             try:

@@ -12,8 +12,15 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench, doctor
+from bench.failures import EngineFailed
+from bench.launch import LaunchOptions
+from bench.run import BenchOptions
+from bench.serial import points_for, run_serial, subjects_of
 from bench.servers.base import free_port
+from bench.session import Reporter
 from bench.sweep import finished, points_of, prompts_for
+from bench.telemetry import GpuProcess, GpuSample
+from sim.build import read_source
 from sim.errors import BadInput, NotComparable
 from sim.resultfile import read_result
 from sim.workload.spec import FileDataset, WorkloadSpec
@@ -211,6 +218,53 @@ def test_a_server_that_somebody_else_runs(scenario, tmp_path):
         assert read_result(out / "fake-c4.json").aggregates["completed"] == 8
         assert engine.poll() is None
         engine.kill()
+
+
+class Gpus:
+    """One GPU that still holds `leak` bytes once the engine is gone."""
+
+    def __init__(self, leak):
+        self.leak, self.looks = leak, 0
+
+    def info(self):
+        return ()
+
+    def sample(self):
+        self.looks += 1
+        used = self.leak if self.looks > 1 else 0  # the first look is the baseline
+        return (GpuSample(0, used, 80 << 30, 0.5, power=300.0),)
+
+    def processes(self):
+        return (GpuProcess(4242, self.leak, "VLLM::Worker"),)
+
+
+def run_on(gpus, files, out, pids):
+    sources = [read_source(file=file) for file in files]
+    subjects = subjects_of(sources)
+    plans = [(subject, points_for(subject)) for subject in subjects]
+    program = (sys.executable, "-S", str(FAKE))
+    launch = LaunchOptions(program=program, env={"FAKE_PIDS": str(pids)}, memory_timeout=0.1)
+    return run_serial(plans, BenchOptions(launch, out), gpus, Reporter())
+
+
+def test_a_host_that_is_dirty_starts_no_other_engine(scenario, tmp_path):
+    out, pids = tmp_path / "out", tmp_path / "pids"
+    with pytest.raises(EngineFailed) as caught:
+        run_on(Gpus(22 << 30), [scenario("a"), scenario("b")], out, pids)
+    failure = caught.value.failure
+    assert failure.kind == "gpu_memory_not_freed"
+    assert "22528 MiB" in failure.line
+    assert "4242" in failure.fix
+    assert (out / "a-c4.json").exists()
+    assert not (out / "b-c4.json").exists()
+    assert len(pids.read_text().split()) == 1
+
+
+def test_telemetry_is_kept_with_the_run(scenario, tmp_path):
+    ((result,),) = run_on(Gpus(0), [scenario("a")], tmp_path / "out", tmp_path / "pids")
+    assert result.extra["gpus"][0]["mean_power"] == 300.0
+    assert result.extra["gpus"][0]["mean_sm_clock"] is None
+    assert (tmp_path / "out" / "a-c4.gpu.csv").read_text().startswith("time_s,index,memory_used")
 
 
 def start(words, tmp_path):
