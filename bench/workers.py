@@ -162,7 +162,7 @@ class _Worker:
         self.last_words = "no message"
         self._ready = threading.Event()
         # A session of its own: Ctrl-C reaches the parent alone, which then says when to stop.
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
             [sys.executable, "-m", "bench.workers", str(job)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

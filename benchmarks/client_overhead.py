@@ -23,10 +23,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.driver import Outcome, Plan, drive
 from bench.payload import Target
@@ -62,6 +64,7 @@ class Level:
     ttft_ms: float
     lag_ms: float
     server_itl_ms: float
+    cpu_us: float | None = None  # CPU time of the client per token
 
     @property
     def passes(self) -> bool:
@@ -71,9 +74,10 @@ class Level:
     def row(self, name: str) -> str:
         """A line of the table."""
         verdict = "pass" if self.passes else "fail"
+        cpu = "" if self.cpu_us is None else f"{self.cpu_us:.0f}"
         return (
             f"| {name} | {self.streams} | {self.itl_ms:.2f} | {self.ttft_ms:.2f} | {self.lag_ms:.2f} "
-            f"| {self.server_itl_ms:.2f} | {self.failed} | {verdict} |"
+            f"| {self.server_itl_ms:.2f} | {cpu} | {self.failed} | {verdict} |"
         )
 
 
@@ -110,8 +114,8 @@ def assess(streams: int, answers: list[Answer], failed: int) -> Level:
         lags.append((seen - stamps)[seen <= end])
         ttfts.append(answer.ttft - (float(first_sent) - float(received)))
 
-    def p99(values: object) -> float:
-        return float(np.percentile(values, 99)) * 1e3  # type: ignore[arg-type]
+    def p99(values: Sequence[float] | NDArray[np.float64]) -> float:
+        return float(np.percentile(values, 99)) * 1e3
 
     return Level(
         streams,
@@ -124,29 +128,37 @@ def assess(streams: int, answers: list[Answer], failed: int) -> Level:
     )
 
 
+def cpu_seconds() -> float:
+    """CPU time of this process and of all children that have ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
 def run_ours(url: str, streams: int, processes: int) -> Level:
     """One level with our client."""
     spec = load(streams)
     target = Target(url, "m")
     plan = Plan(generate(spec, 1), seed=1)
     outcome = Outcome()
+    before = cpu_seconds()
     if processes == 1:
         asyncio.run(drive(target, plan, outcome, keep_text=True))
     else:
         run_workers(target, plan, outcome, processes, keep_text=True)
+    used = cpu_seconds() - before
     start = outcome.start or 0.0
     good = [r for r in outcome.rows if r.status == "ok"]
     answers = [
         Answer(start + (r.sent or 0.0), (r.first_token or 0.0) - (r.sent or 0.0), r.chunk_gaps, r.text)
         for r in good
     ]
-    print(f"    {outcome.overhead and outcome.overhead.cpu_share:.2f} CPU", file=sys.stderr)
-    return assess(streams, answers, len(outcome.rows) - len(good))
+    level = assess(streams, answers, len(outcome.rows) - len(good))
+    return replace(level, cpu_us=used / (spec.num_prompts * TOKENS) * 1e6)
 
 
-def run_vllm(url: str, streams: int, vllm: str, tokenizer: str) -> Level:
-    """One level with `vllm bench serve`."""
-    spec = load(streams)
+def call_vllm(url: str, spec: WorkloadSpec, vllm: str, tokenizer: str) -> tuple[dict[str, Any], float]:
+    """The detailed result of `vllm bench serve`, and the CPU seconds that it took, start-up included."""
+    before = cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         command = [vllm, "bench", "serve", "--backend", "vllm", "--base-url", url, "--model", "m"]
         command += ["--tokenizer", tokenizer, "--endpoint", "/v1/completions", "--dataset-name", "random"]
@@ -156,12 +168,19 @@ def run_vllm(url: str, streams: int, vllm: str, tokenizer: str) -> Level:
         command += ["--save-result", "--save-detailed", "--result-dir", folder, "--result-filename", "r.json"]
         command += ["--disable-tqdm"]
         quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-        done = subprocess.run(  # noqa: S603 - an argument list, never a shell
+        done = subprocess.run(
             command, env={**os.environ, **quiet}, capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise SystemExit(done.stderr[-3000:])
-        result = json.loads((Path(folder) / "r.json").read_text())
+        result: dict[str, Any] = json.loads((Path(folder) / "r.json").read_text())
+    return result, cpu_seconds() - before
+
+
+def run_vllm(url: str, streams: int, vllm: str, tokenizer: str, startup: float) -> Level:
+    """One level with `vllm bench serve`; `startup` [CPU seconds] is not counted as cost of tokens."""
+    spec = load(streams)
+    result, used = call_vllm(url, spec, vllm, tokenizer)
     answers, failed = [], 0
     columns = zip(
         result["start_times"],
@@ -176,7 +195,8 @@ def run_vllm(url: str, streams: int, vllm: str, tokenizer: str) -> Level:
             failed += 1
         else:
             answers.append(Answer(sent, ttft, itls, text))
-    return assess(streams, answers, failed)
+    level = assess(streams, answers, failed)
+    return replace(level, cpu_us=max(0.0, used - startup) / (spec.num_prompts * TOKENS) * 1e6)
 
 
 def main() -> None:
@@ -196,7 +216,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     server_file = Path(__file__).with_name("token_server.py")
-    server = subprocess.Popen(  # noqa: S603 - an argument list, never a shell
+    server = subprocess.Popen(
         [sys.executable, str(server_file), "--rate", str(RATE)], stdout=subprocess.PIPE, text=True
     )
     if options.affinity:
@@ -205,12 +225,17 @@ def main() -> None:
     try:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
-        print("| client | streams | added P99 ITL | added P99 TTFT | P99 lag | server's P99 ITL | failed | |")
-        print("|---|---|---|---|---|---|---|---|", flush=True)
+        print("P99s in ms; CPU in us per token")
+        print("| client | streams | ITL added | TTFT added | lag | server ITL | CPU | failed | |")
+        print("|---|---|---|---|---|---|---|---|---|", flush=True)
+        startup = 0.0
+        if options.vllm:
+            one = WorkloadSpec(RandomDataset(PROMPT, TOKENS), num_prompts=1)
+            startup = call_vllm(url, one, options.vllm, options.tokenizer)[1]
         for streams in options.levels:
             for _ in range(options.repeats):
                 if options.vllm:
-                    level = run_vllm(url, streams, options.vllm, options.tokenizer)
+                    level = run_vllm(url, streams, options.vllm, options.tokenizer, startup)
                     print(level.row("vllm bench serve"), flush=True)
                 for processes in options.processes:
                     name = "servecast" + (f" x{processes}" if processes > 1 else "")
