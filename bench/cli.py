@@ -93,7 +93,7 @@ def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
     from bench.live_table import LiveTable
     from bench.payload import Timeouts
     from bench.run import BenchOptions
-    from bench.serial import points_for, refuse_overwrite, run_serial, subjects_of
+    from bench.serial import points_for, refuse_overwrite, run_serial, subjects_of, write_alignment
     from bench.telemetry import open_gpus
 
     gpus = open_gpus()
@@ -130,6 +130,7 @@ def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
     options = BenchOptions(launch, folder, resume=given["resume"], timeouts=timeouts, plots=given["plots"])
     with LiveTable() as reporter:
         outcomes = run_serial(plans, options, gpus, reporter)
+    write_alignment(subjects, folder)
     results = [result for results in outcomes for result in results]
     _print_results(plans, outcomes)
     return [result.verdict.status for result in results]

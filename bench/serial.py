@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 
+from bench.alignment import align
 from bench.run import BenchOptions, run_engine
 from bench.session import Reporter, Subject
 from bench.sweep import Point, points_of
@@ -13,6 +16,8 @@ from bench.telemetry import Gpus
 from sim.build import ScenarioSource
 from sim.errors import BadInput
 from sim.results import BenchResult
+from sim.results_io.atomic import write_text
+from sim.results_io.writing import plain
 
 
 def subjects_of(sources: Sequence[ScenarioSource]) -> list[Subject]:
@@ -61,6 +66,24 @@ def run_serial(
         KeyboardInterrupt: what was measured is written.
     """
     return [run_engine(subject, points, options, gpus, reporter) for subject, points in plans]
+
+
+def write_alignment(subjects: Sequence[Subject], folder: Path) -> None:
+    """Write `alignment.json`: for each pair of neighbours, every knob with both values.
+
+    Raises:
+        BadInput: the folder cannot be written to.
+    """
+    pairs = [
+        {
+            "engines": [first.stem, second.stem],
+            "knobs": [asdict(line) for line in align(first.scenario, second.scenario)],
+        }
+        for first, second in pairwise(subjects)
+    ]
+    if pairs:
+        text = json.dumps(plain(pairs), indent=1, allow_nan=False) + "\n"
+        write_text(folder / "alignment.json", text, "--result-dir")
 
 
 def refuse_overwrite(plans: Sequence[tuple[Subject, Sequence[Point]]], folder: Path) -> None:

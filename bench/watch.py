@@ -25,6 +25,7 @@ from bench.wire import clock
 from sim.results import ServerSeries
 
 _NAMES = tuple(name for names in (*GAUGES.values(), *COUNTERS.values()) for name in names)
+_SCRAPE_SHARE = 0.02  # of the time
 _KEPT = (*_NAMES, "process_start_time_seconds")
 
 
@@ -165,10 +166,12 @@ class Watcher:
                 self.seen.died = gone
                 self.engine_gone.set()
                 return
-            if clock() >= due:
-                due = clock() + self._interval
+            began = clock()
+            if began >= due:
                 self._look()
-            self._done.wait(min(0.25, self._interval))
+                # A scrape stalls the server's event loop for as long as it takes: keep that to a share.
+                due = began + max(self._interval, (clock() - began) / _SCRAPE_SHARE)
+            self._done.wait(min(0.5, self._interval))
 
     def _look(self) -> None:
         now = clock()

@@ -176,6 +176,9 @@ def test_engines_one_after_the_other_get_the_same_prompts(scenario, tmp_path):
     assert outcome.exit_code == 0, outcome.output
     assert "max_num_seqs" in outcome.output
     assert "differs" in outcome.output
+    (pair,) = json.loads((out / "alignment.json").read_text())
+    knobs = {tuple(knob["names"]): knob for knob in pair["knobs"]}
+    assert knobs["max_num_seqs", "max_num_seqs"]["values"][1] == 2
     for label in ("c1", "c2"):
         a, b = (read_result(out / f"{stem}-{label}.json") for stem in "ab")
         assert a.identity["workload"] == b.identity["workload"]
