@@ -54,15 +54,14 @@ class DefaultEfficiencies:
     sources: Mapping[str, Sourced[float]]
 
     def notes(self) -> tuple[Note, ...]:
-        """What a user should know: which coefficients are assumed, and that intervals are then wide."""
-        assumed = [name for name, value in self.sources.items() if value.origin is Origin.ASSUMED]
-        essential = [n for n in ("weight_bandwidth", "kv_bandwidth", "gemm_flops") if n in assumed]
-        if not essential:
+        """What a user should know: which of the coefficients that matter most are assumed."""
+        decisive = ("weight_bandwidth", "kv_bandwidth", "gemm_flops")
+        assumed = [name for name in decisive if self.sources[name].origin is Origin.ASSUMED]
+        if not assumed:
             return ()
-        text = (
-            f"{', '.join(essential)} of {self.family} are assumed, not measured: expect errors of 20 to 30 % "
-            "until a run on this GPU calibrates them"
-        )
+        text = f"assumed for {self.family}, not measured: {', '.join(assumed)}"
+        if len(assumed) > 1:
+            text += "; expect errors of 20 to 30 % until a run on this GPU calibrates them"
         return (Note("assumed", "step time", text),)
 
 
