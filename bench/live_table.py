@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.live import Live as RichLive
 from rich.table import Table
@@ -19,18 +20,8 @@ from bench.sweep import Point
 from bench.telemetry import HostState
 from sim.results import BenchResult
 
-_COLUMNS = (
-    "engine",
-    "load",
-    "done",
-    "failed",
-    "in flight",
-    "req/s",
-    "tok/s",
-    "TTFT ms",
-    "TPOT ms",
-    "verdict",
-)
+# Latencies are in ms; short heads, so that all of it fits into 80 columns.
+_COLUMNS = ("engine", "load", "done", "fail", "open", "req/s", "tok/s", "TTFT", "TPOT", "verdict")
 _STYLES = {"VALID": "green", "SUSPECT": "yellow", "INVALID": "red"}
 
 
@@ -63,12 +54,12 @@ class LiveTable(Reporter):
     ) -> None:
         if self._live is not None:
             self._live.stop()
-            if self._rows:
+            if self._rows and error is not None:  # else a summary follows
                 self._console.print(self.render())
 
     def render(self) -> Table:
         """The table as it stands."""
-        table = Table(caption=self._caption or None, caption_justify="left")
+        table = Table(caption=self._caption or None, caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for index, name in enumerate(_COLUMNS):
             table.add_column(name, justify="left" if index in (0, 1, 9) else "right", no_wrap=True)
         for row in self._rows.values():

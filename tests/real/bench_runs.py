@@ -6,11 +6,12 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.servers.base import LABEL, MARKER
+from bench.servers.base import LABEL
 
 ROOT = Path(__file__).parents[2]
 ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
@@ -54,6 +55,7 @@ class Run:
     process: subprocess.Popen[str]
     out: Path
     engine: Engine
+    mark: str  # in the environment of everything that belongs to this run's engine
 
     def wait(self, seconds: float = 240.0) -> tuple[int, str]:
         """Exit status and output."""
@@ -77,11 +79,11 @@ class Run:
         return path.read_text(errors="replace") if path else ""
 
     def processes(self) -> list[int]:
-        """Live processes on this host that carry the launcher's marker."""
+        """Live processes of this run's engine, in a container or not."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if f"{MARKER}=".encode() in (entry / "environ").read_bytes():
+                if self.mark.encode() in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
             except OSError:
                 continue
@@ -102,7 +104,8 @@ def start(folder: Path, engine: Engine, serve: str, load: str, *options: str, na
     )
     out = folder / "out"
     words = [str(scenario), "--result-dir", str(out), *engine.words, *options]
-    for key, value in ENV.items():
+    mark = uuid.uuid4().hex
+    for key, value in {**ENV, "SERVECAST_TEST_RUN": mark}.items():
         words += ["--env", f"{key}={value}"]
     env = dict(os.environ)
     if engine.docker is not None:
@@ -115,4 +118,4 @@ def start(folder: Path, engine: Engine, serve: str, load: str, *options: str, na
         stderr=subprocess.STDOUT,
         text=True,
     )
-    return Run(process, out, engine)
+    return Run(process, out, engine, mark)
