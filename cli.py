@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "sim.cli.translate:translate",
         "Write the nearest SGLang command for a vLLM one, and back.",
     ),
+    "whatif": ("sim.cli.whatif:whatif", "Change one setting, keep the rest, see what really moves, and why."),
     "bench": ("bench.cli:bench", "Run the scenario on the real engine and judge the result."),
     "doctor": ("bench.cli:doctor", "Check this host before a bench run."),
 }

@@ -1,0 +1,105 @@
+"""`servecast whatif`: change one setting, keep the rest, see what really moves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from sim.cli.options import ScenarioOptions, scenario_options
+from sim.errors import BadInput
+
+
+@click.command()
+@scenario_options
+@click.option(
+    "--vary",
+    "vary",
+    multiple=True,
+    metavar="KEY=V,V,…",
+    help="Engine or client flag and its values; repeatable.",
+)
+@click.option("--grid", is_flag=True, help="Every combination instead of one setting at a time.")
+@click.option("--seeds", metavar="N", default="3", show_default=True, help="Seeds per point.")
+@click.option("--explain", "explained", is_flag=True, help="Say what moved, and through which mechanism.")
+@click.option("--fresh", is_flag=True, help="Start every point of a load setting with an empty prefix cache.")
+@click.option("--keep-prompts", is_flag=True, help="Keep --num-prompts as it is when max-concurrency varies.")
+@click.option("--yes", is_flag=True, help="Run even a large number of points.")
+@click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write every point and its outcomes as JSON.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw a picture per metric (.png, .svg or .pdf)."
+)
+def whatif(
+    inputs: ScenarioOptions,
+    vary: tuple[str, ...],
+    grid: bool,
+    seeds: str,
+    explained: bool,
+    fresh: bool,
+    keep_prompts: bool,
+    yes: bool,
+    profile: Path | None,
+    json_to: str | None,
+    plot: Path | None,
+) -> None:
+    """What happens if one flag of SCENARIO.yaml changes.
+
+    \b
+    servecast whatif scenario.yaml --vary max-num-seqs=32,64,128 --vary max-num-batched-tokens=2048,8192
+
+    One setting at a time, all others locked; the same requests at every point, under several seeds.
+    """
+    from sim.cli.predict import check_outputs, step_time_from
+    from sim.planning.jobs import run_serially
+    from sim.planning.vary import parse_vary
+    from sim.planning.whatif import MAX_POINTS, count_points, what_if
+    from sim.planning.whatif_text import render_whatif, table_rows
+    from sim.results_io.atomic import write_text
+
+    check_outputs(json_to, plot)
+    replications = whole("--seeds", seeds)
+    dimensions = parse_vary(vary)
+    total = count_points(dimensions, grid)
+    if total > MAX_POINTS and not yes:
+        raise BadInput("--vary", None, f"{total} points; confirm more than {MAX_POINTS} with --yes")
+    answer = what_if(
+        inputs.source(),
+        dimensions,
+        run_serially,
+        grid=grid,
+        replications=replications,
+        fresh=fresh,
+        scale_prompts=not keep_prompts,
+        step_times=None if profile is None else lambda scenario: step_time_from(profile, scenario)[0],
+    )
+    if json_to != "-":
+        click.echo(render_whatif(answer, explained=explained))
+    if json_to is not None:
+        text = json.dumps({"points": table_rows(answer)}, indent=1) + "\n"
+        if json_to == "-":
+            click.echo(text, nl=False)
+        else:
+            write_text(json_to, text, "--json")
+            click.echo(f"points: {json_to}", err=True)
+    if plot is not None:
+        from sim.planning.pictures import plot_whatif
+
+        plot_whatif(answer, plot)
+        click.echo(f"picture: {plot}", err=True)
+
+
+def whole(flag: str, text: str, low: int = 1) -> int:
+    """A whole number of at least `low`.
+
+    Raises:
+        BadInput: anything else.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        value = low - 1
+    if value < low:
+        raise BadInput(flag, text, f"must be a whole number of at least {low}")
+    return value

@@ -1,0 +1,136 @@
+"""One prediction boiled down to what plans are made of: small, JSON-ready, the same from every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sim.compare import figure
+from sim.errors import BadInput, EngineStuck
+from sim.request import Request
+from sim.results import ServerSeries
+from sim.scenario import Scenario
+from sim.simulate import ENGINES, SimResult, simulate
+from sim.steptime.base import StepTimeModel
+
+Value = float | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What is kept of one run. Latencies in ms, rates per second, other times in seconds.
+
+    Attributes:
+        figures: under `vllm bench serve`'s keys, as `sim.metrics.summarise` gives them.
+        server: counters and gauges, as in `BenchResult`.
+        parts_ms: mean parts of TTFT.
+        waiting: seconds of device time behind which requests waited, by what kept them out.
+        device: seconds by what bounded the steps, with "host" and "idle".
+        regime: the fields of `sim.regime.Regime` but its notes.
+        queues: time-weighted mean and highest numbers of running and waiting requests, and KV use (0..1).
+        caps: what the configuration allows: kv_cache_tokens, max_num_seqs, max_num_tokens, max_concurrency;
+            request_tokens is the mean of prompt and output over the load.
+        duration: of the run [s].
+        failure: why there is nothing to keep; all else is then empty.
+    """
+
+    figures: Mapping[str, Value] = field(default_factory=dict)
+    server: Mapping[str, Value] = field(default_factory=dict)
+    parts_ms: Mapping[str, Value] = field(default_factory=dict)
+    waiting: Mapping[str, float] = field(default_factory=dict)
+    device: Mapping[str, float] = field(default_factory=dict)
+    regime: Mapping[str, Any] = field(default_factory=dict)
+    queues: Mapping[str, Value] = field(default_factory=dict)
+    caps: Mapping[str, Value] = field(default_factory=dict)
+    duration: float = 0.0
+    failure: str | None = None
+
+    def get(self, key: str) -> float | None:
+        """A figure, or a server counter, by its key; None if unknown."""
+        value = self.figures.get(key)
+        if value is None:
+            value = self.server.get(key)
+        return None if value is None else float(value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, in a fixed order."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Outcome:
+        """Inverse of `to_dict`."""
+        return cls(**content)
+
+
+def run_outcome(
+    scenario: Scenario,
+    *,
+    step_time: StepTimeModel | None = None,
+    requests: Sequence[Request] | None = None,
+    before: Sequence[Request] = (),
+) -> Outcome:
+    """Simulate one scenario and keep what plans need; a scenario that cannot run says why.
+
+    Args: see `sim.simulate.simulate`.
+    """
+    try:
+        outcome = simulate(scenario, step_time=step_time, requests=requests, before=before)
+    except (BadInput, EngineStuck) as error:
+        return Outcome(failure=str(error))
+    return boil_down(scenario, outcome)
+
+
+def boil_down(scenario: Scenario, outcome: SimResult) -> Outcome:
+    """What is kept of a simulated run."""
+    result = outcome.result
+    figures = dict(result.aggregates)
+    for key in ("p50_ttft_ms", "p50_tpot_ms", "p99_ttft_ms", "p99_tpot_ms", "p99_itl_ms", "p99_e2el_ms"):
+        figures.setdefault(key, figure(result, key))
+    extra = result.extra
+    regime = {k: v for k, v in extra["regime"].items() if k != "notes"}
+    return Outcome(
+        figures=figures,
+        server=dict(result.server),
+        parts_ms=dict(extra["ttft_parts_ms"]),
+        waiting=dict(extra["waiting_time"]),
+        device=dict(extra["device_time"]),
+        regime=regime,
+        queues=queues(result.series, result.duration) if result.series is not None else {},
+        caps=_caps(scenario, outcome),
+        duration=result.duration,
+    )
+
+
+def queues(series: ServerSeries, duration: float) -> dict[str, Value]:
+    """Time-weighted means and maxima of the server's series; a sample holds until the next one."""
+    if not len(series.time):
+        return {}
+    ends = np.append(series.time[1:], max(duration, float(series.time[-1])))
+    weights = np.maximum(ends - series.time, 0.0)
+    total = float(weights.sum())
+    found: dict[str, Value] = {}
+    for name in ("running", "waiting", "kv_usage"):
+        values = getattr(series, name)
+        found[f"mean_{name}"] = float((values * weights).sum() / total) if total else None
+        found[f"max_{name}"] = float(values.max())
+    return found
+
+
+def _caps(scenario: Scenario, outcome: SimResult) -> dict[str, Value]:
+    engine = ENGINES[scenario.engine.name]
+    limits = engine.limits(scenario.engine, outcome.account)
+    records = outcome.result.records
+    tokens = None
+    if records is not None and len(records):
+        tokens = float((records.prompt_len + np.maximum(records.output_len, 0)).mean())
+    return {
+        "kv_cache_tokens": outcome.account.kv_cache_tokens,
+        "block_size": outcome.account.block_size,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_tokens": limits.max_num_tokens,
+        "max_concurrency": scenario.workload.max_concurrency,
+        "request_tokens": tokens,
+    }

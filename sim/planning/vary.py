@@ -1,0 +1,205 @@
+"""Which scenarios a what-if looks at: one setting at a time, or the full grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+from sim.build import ScenarioSource
+from sim.errors import BadInput
+from sim.scenario import Observed, Scenario
+from sim.sidebyside import num_prompts_at
+from sim.simulate import ENGINES
+
+FIELD = "--vary"
+SOURCE_KEYS = ("gpu", "gpu-count", "model", "engine-version", "kv-cache-tokens")
+CONCURRENCY, PROMPTS = "max-concurrency", "num-prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class Dimension:
+    """One setting and the values it takes, in the order given."""
+
+    key: str
+    values: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The setting without the side it belongs to: `max-num-seqs` for `serve.max_num_seqs`."""
+        return plain(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A scenario with some settings on top.
+
+    Attributes:
+        settings: (key, value) as varied; empty for the scenario as it stands.
+        derived: (key, value, why) set along with them.
+        load_only: nothing but the client's load differs from the scenario as it stands.
+    """
+
+    settings: tuple[tuple[str, str], ...]
+    source: ScenarioSource = field(repr=False)
+    derived: tuple[tuple[str, str, str], ...] = ()
+    load_only: bool = False
+
+    @property
+    def label(self) -> str:
+        """`max-concurrency=64`, or "as given"."""
+        return ", ".join(f"{plain(key)}={value}" for key, value in self.settings) or "as given"
+
+
+def plain(key: str) -> str:
+    """A setting's key without its side, in the flags' spelling."""
+    side, dot, rest = key.partition(".")
+    name = rest if dot and side in {"serve", "engine", "bench"} else key
+    return name.strip().lstrip("-").replace("_", "-")
+
+
+def parse_vary(texts: Sequence[str]) -> tuple[Dimension, ...]:
+    """Read `KEY=V1,V2,…` settings.
+
+    Raises:
+        BadInput: no value, the same value or key twice, or nothing to vary at all.
+    """
+    if not texts:
+        raise BadInput(FIELD, None, "nothing to vary; give e.g. --vary max-num-seqs=32,64,128")
+    dimensions: list[Dimension] = []
+    for text in texts:
+        key, equals, listed = text.partition("=")
+        if not equals or not key.strip():
+            raise BadInput(FIELD, text, "must be KEY=VALUE,VALUE,…, e.g. max-num-seqs=32,64,128")
+        values = tuple(value.strip() for value in listed.split(","))
+        if not all(values):
+            raise BadInput(FIELD, text, "has an empty value")
+        if len(set(values)) < len(values):
+            raise BadInput(FIELD, text, "names the same value twice")
+        if plain(key) in {d.name for d in dimensions}:
+            raise BadInput(FIELD, text, f"{plain(key)} is varied twice; put all its values into one --vary")
+        dimensions.append(Dimension(key.strip(), values))
+    return tuple(dimensions)
+
+
+def one_at_a_time(
+    source: ScenarioSource, dimensions: Sequence[Dimension], *, scale_prompts: bool = True
+) -> list[list[Variant]]:
+    """For each dimension its variants, all other settings as they stand."""
+    varied = {d.name for d in dimensions}
+    scale = scale_prompts and PROMPTS not in varied
+    return [[variant(source, ((d.key, value),), scale) for value in d.values] for d in dimensions]
+
+
+def full_grid(
+    source: ScenarioSource, dimensions: Sequence[Dimension], *, scale_prompts: bool = True
+) -> list[Variant]:
+    """Every combination, the last dimension fastest."""
+    scale = scale_prompts and PROMPTS not in {d.name for d in dimensions}
+    return [
+        variant(source, tuple(zip((d.key for d in dimensions), values, strict=True)), scale)
+        for values in product(*(d.values for d in dimensions))
+    ]
+
+
+def variant(
+    source: ScenarioSource, settings: tuple[tuple[str, str], ...], scale_prompts: bool = True
+) -> Variant:
+    """The scenario with `settings` on top.
+
+    A client's concurrency changes how many prompts reach a steady state, so prompts go with it (see
+    `sim.sidebyside.num_prompts_at`) unless `scale_prompts` is off.
+
+    Raises:
+        BadInput: a setting that neither engine nor client has.
+    """
+    changed = source
+    derived: list[tuple[str, str, str]] = []
+    for key, value in settings:
+        changed = _with(changed, key, value)
+        if plain(key) == CONCURRENCY and scale_prompts and changed.bench.spec.max_concurrency is not None:
+            prompts = num_prompts_at(changed.bench.spec.max_concurrency)
+            changed = changed.with_settings([f"bench.{PROMPTS}={prompts}"])
+            derived.append((PROMPTS, str(prompts), f"goes with {CONCURRENCY}={value}"))
+    same_server = changed.serve == source.serve and all(plain(key) not in SOURCE_KEYS for key, _ in settings)
+    return Variant(settings, changed, tuple(derived), same_server)
+
+
+def _with(source: ScenarioSource, key: str, value: str) -> ScenarioSource:
+    name = plain(key)
+    if name == "gpu":
+        return replace(source, gpu=value, observed=Observed())
+    if name == "model":
+        return replace(source, model=value, observed=Observed())
+    if name == "engine-version":
+        return replace(source, engine_version=value)
+    if name in ("gpu-count", "kv-cache-tokens"):
+        try:
+            number = int(value)
+        except ValueError:
+            raise BadInput(f"{FIELD} {name}", value, "must be a whole number") from None
+        if number < 1:
+            raise BadInput(f"{FIELD} {name}", number, "must be at least 1")
+        if name == "gpu-count":
+            return replace(source, gpu_count=number)
+        return replace(source, observed=Observed(kv_cache_tokens=number))
+    try:
+        return source.with_settings([f"{key}={value}"])
+    except BadInput as error:
+        where = FIELD if error.field == "--set" else f"{FIELD} {key}"
+        raise BadInput(where, error.value, error.hint) from None
+
+
+def build(variant: Variant, base: Scenario, seed: int) -> tuple[Scenario, str | None]:
+    """The variant's scenario under one seed, and what became of an observed KV pool.
+
+    A pool that was read off a start holds for that start's flags. Where the account of the varied flags
+    differs from that of the given ones, the observed size moves by the same ratio.
+
+    Raises:
+        BadInput: the engine or the client would refuse it.
+    """
+    scenario = replace(variant.source, seed=seed).build()
+    observed = scenario.observed
+    if observed == Observed() or any(plain(k) == "kv-cache-tokens" for k, _ in variant.settings):
+        return scenario, None
+    if variant.load_only or not variant.settings:
+        return scenario, None
+    before, after = _estimated(base), _estimated(scenario)
+    if before == after:
+        return scenario, None
+    factor = after / before
+    scaled = Observed(
+        None if observed.kv_cache_tokens is None else max(1, round(observed.kv_cache_tokens * factor)),
+        None if observed.num_gpu_blocks is None else max(1, round(observed.num_gpu_blocks * factor)),
+    )
+    text = (
+        f"{variant.label}: the observed KV pool was logged for other flags; it is scaled by {factor:.3f}, "
+        "the ratio of the two memory accounts"
+    )
+    return replace(scenario, observed=scaled), text
+
+
+def _estimated(scenario: Scenario) -> int:
+    account = ENGINES[scenario.engine.name].account(
+        scenario.model, scenario.gpu, scenario.gpu_count, scenario.engine, Observed()
+    )
+    return account.estimated_tokens
+
+
+def locked(source: ScenarioSource, dimensions: Sequence[Dimension]) -> Mapping[str, str]:
+    """What each varied setting is in the scenario as it stands, for saying what the others are kept at."""
+    scenario = source.build()
+    held: dict[str, str] = {}
+    for dimension in dimensions:
+        word = dimension.name.replace("-", "_")
+        spec = scenario.workload
+        if word in scenario.engine.values:
+            held[dimension.name] = str(scenario.engine[word])
+        elif hasattr(spec, word):
+            held[dimension.name] = str(getattr(spec, word))
+        elif word == "gpu":
+            held[dimension.name] = scenario.gpu.name
+        else:
+            held[dimension.name] = "as given"
+    return held

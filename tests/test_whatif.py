@@ -1,0 +1,279 @@
+"""One setting changes, the rest stays: what moved, by how much, and why."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+import cli
+from sim.build import read_source
+from sim.errors import BadInput
+from sim.planning.jobs import run_serially
+from sim.planning.mechanism import explain, queue_cause, requests_that_fit
+from sim.planning.stats import estimate, jackknife, paired_difference, paired_ratio
+from sim.planning.vary import build, full_grid, one_at_a_time, parse_vary, variant
+from sim.planning.whatif import changes, count_points, same_prompts, steps_of, what_if
+from sim.planning.whatif_text import render_whatif, table_rows
+from sim.reference import rtx5090_reference
+from sim.workload.spec import PrefixRepetitionDataset, RandomDataset, WorkloadSpec
+
+SERVE = (
+    "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 1024 --max-num-seqs 32 "
+    "--max-num-batched-tokens 2048"
+)
+BENCH = (
+    "vllm bench serve --dataset-name random --random-input-len 256 --random-output-len 16 "
+    "--random-range-ratio 0.5 --request-rate 40 --num-prompts 40"
+)
+
+
+def source(serve=SERVE, bench=BENCH, **more):
+    return read_source(serve=serve, bench=bench, gpu="L4", **more)
+
+
+def small_kv(**more):
+    return source(kv_cache_tokens=4096, **more)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The published run, varied in concurrency as it was measured: on one engine, one after the other."""
+    setup = rtx5090_reference()
+    base = read_source(
+        serve=setup.vllm.serve,
+        bench=f"{setup.bench} --max-concurrency 128 --num-prompts 256",
+        gpu=setup.gpu,
+        engine_version=setup.vllm.version,
+        kv_cache_tokens=setup.vllm.kv_cache_tokens,
+    )
+    return what_if(base, parse_vary(["max-concurrency=16,64,128"]), run_serially)
+
+
+def test_reference_throughput_peaks_at_64_while_ttft_multiplies(reference):
+    low, middle, high = reference.rows[0].points
+    assert [p.scenario.workload.num_prompts for p in (low, middle, high)] == [32, 128, 256]
+    rate = [p.outcomes[0].get("output_throughput") for p in (low, middle, high)]
+    assert rate[0] < rate[1]
+    assert rate[2] < 1.02 * rate[1]
+    ttft = [p.outcomes[0].get("mean_ttft_ms") for p in (low, middle, high)]
+    assert 3.8 <= ttft[2] / ttft[1] <= 5.0  # published: 4.4
+
+
+def test_reference_names_kv_admission(reference):
+    _, middle, high = reference.rows[0].points
+    assert queue_cause(high.outcomes[0]).cause == "kv"
+    assert requests_that_fit(high.outcomes[0]) == 42
+    told = " ".join(explain(middle, high))
+    assert "KV admission" in told
+    assert "42 requests" in told
+    assert "max_num_seqs 128" in told
+
+
+def test_reference_tells_what_the_cache_of_the_run_before_did(reference):
+    middle = reference.rows[0].points[1]
+    assert middle.fresh is not None
+    assert middle.fresh.get("mean_ttft_ms") > 1.2 * middle.outcomes[0].get("mean_ttft_ms")
+    assert "left in the prefix cache" in " ".join(explain(*reference.rows[0].points[:2]))
+    assert "on one engine" in render_whatif(reference)
+
+
+def test_load_without_chance_runs_once(reference):
+    assert not reference.random
+    assert len(reference.rows[0].points[0].outcomes) == 1
+    assert "nothing in this load is random" in render_whatif(reference)
+
+
+def test_one_setting_at_a_time_locks_the_others_and_says_so():
+    answer = what_if(
+        source(), parse_vary(["max-num-seqs=4,32", "max-num-batched-tokens=512,2048"]), run_serially
+    )
+    assert [len(row.points) for row in answer.rows] == [2, 2]
+    seqs, budget = answer.rows
+    assert {p.scenario.engine["max_num_batched_tokens"] for p in seqs.points} == {2048}
+    assert {p.scenario.engine["max_num_seqs"] for p in budget.points} == {32}
+    text = render_whatif(answer, explained=True)
+    assert "locked: max-num-batched-tokens at 2048" in text
+    assert "locked: max-num-seqs at 32" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_grid_has_every_combination():
+    points = full_grid(source(), parse_vary(["max-num-seqs=4,32", "max-num-batched-tokens=512,2048"]))
+    labels = [v.label for v in points]
+    assert len(labels) == len(set(labels)) == 4
+    assert labels[1] == "max-num-seqs=4, max-num-batched-tokens=2048"
+
+
+def test_every_point_gets_the_same_requests():
+    answer = what_if(source(), parse_vary(["max-num-seqs=2,32"]), run_serially, replications=2)
+    few, many = answer.rows[0].points
+    for ours, theirs in zip(few.outcomes, many.outcomes, strict=True):
+        assert ours.get("total_input_tokens") == theirs.get("total_input_tokens")
+    assert few.outcomes[0].get("total_input_tokens") != few.outcomes[1].get("total_input_tokens")
+
+
+def test_too_few_slots_are_named_as_the_cause_of_the_queue():
+    answer = what_if(source(), parse_vary(["max-num-seqs=32,2"]), run_serially)
+    before, after = answer.rows[0].points
+    assert queue_cause(after.outcomes[0]).cause == "slots"
+    assert any("sequence slots" in line for line in explain(before, after))
+    ttft = next(c for c in changes(before, after) if c.key == "mean_ttft_ms")
+    assert ttft.clear
+    assert not ttft.small
+    assert ttft.ratio.mean > 1
+
+
+def test_too_little_kv_is_named_as_the_cause_of_the_queue():
+    busy = source(bench=BENCH.replace("rate 40", "rate 400"))
+    answer = what_if(busy, parse_vary(["kv-cache-tokens=200000,1024"]), run_serially)
+    assert queue_cause(answer.rows[0].points[1].outcomes[0]).cause == "kv"
+
+
+def test_nothing_moves_where_a_setting_does_not_bind():
+    answer = what_if(source(), parse_vary(["max-num-seqs=256,512"]), run_serially)
+    told = explain(*answer.rows[0].points)
+    assert len(told) == 1
+    assert "nothing moves" in told[0]
+
+
+def test_observed_kv_pool_follows_the_memory_fraction():
+    base = small_kv()
+    scenario = base.build()
+    half, told = build(variant(base, (("gpu-memory-utilization", "0.45"),)), scenario, 0)
+    assert half.observed.kv_cache_tokens < 4096
+    assert "scaled by" in told
+    same, untold = build(variant(base, (("max-concurrency", "8"),)), scenario, 0)
+    assert same.observed.kv_cache_tokens == 4096
+    assert untold is None
+
+
+def test_another_gpu_forgets_the_observed_kv_pool():
+    base = small_kv()
+    moved, _ = build(variant(base, (("gpu", "H100"),)), base.build(), 0)
+    assert moved.gpu.name.startswith("H100")
+    assert moved.observed.kv_cache_tokens is None
+
+
+def test_prompts_go_with_concurrency_unless_kept_or_varied():
+    base = source()
+    assert one_at_a_time(base, parse_vary(["max-concurrency=64"]))[0][0].source.bench.spec.num_prompts == 128
+    kept = one_at_a_time(base, parse_vary(["max-concurrency=64"]), scale_prompts=False)
+    assert kept[0][0].source.bench.spec.num_prompts == 40
+    both = full_grid(base, parse_vary(["max-concurrency=64", "num-prompts=33"]))
+    assert both[0].source.bench.spec.num_prompts == 33
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "same"),
+    [
+        (WorkloadSpec(num_prompts=10), WorkloadSpec(num_prompts=20), True),
+        (WorkloadSpec(num_prompts=10), WorkloadSpec(num_prompts=10, seed=1), False),
+        (
+            WorkloadSpec(RandomDataset(range_ratio=0.5), num_prompts=10),
+            WorkloadSpec(RandomDataset(range_ratio=0.5), num_prompts=20),
+            False,
+        ),
+        (
+            WorkloadSpec(PrefixRepetitionDataset(), num_prompts=10),
+            WorkloadSpec(PrefixRepetitionDataset(), num_prompts=20),
+            False,
+        ),
+        (WorkloadSpec(), WorkloadSpec(request_rate=2.0), True),
+    ],
+)
+def test_which_runs_send_the_same_prompts(one, two, same):
+    assert same_prompts(one, two) is same
+
+
+def test_cold_runs_are_the_same_whatever_came_before():
+    dims = parse_vary(["max-concurrency=4,8"])
+    fresh = what_if(source(), dims, run_serially, fresh=True)
+    alone = what_if(source(), parse_vary(["max-concurrency=8"]), run_serially, fresh=True)
+    assert not fresh.kept_engine
+    assert fresh.rows[0].points[1].outcomes == alone.rows[0].points[0].outcomes
+
+
+def test_a_value_that_cannot_run_is_told_beside_the_others():
+    answer = what_if(source(), parse_vary(["kv-cache-tokens=64,8192"]), run_serially)
+    small, enough = answer.rows[0].points
+    assert small.failure is not None
+    assert enough.failure is None
+    assert "cannot run" in render_whatif(answer)
+    assert steps_of(answer.rows[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("vary", "says"),
+    [
+        ([], "nothing to vary"),
+        (["max-num-seqs"], "KEY=VALUE"),
+        (["max-num-seqs="], "empty value"),
+        (["max-num-seqs=1,1"], "same value twice"),
+        (["max-num-seqs=1", "max_num_seqs=2"], "varied twice"),
+    ],
+)
+def test_bad_vary_is_named(vary, says):
+    with pytest.raises(BadInput, match=says):
+        parse_vary(vary)
+
+
+def test_unknown_setting_is_named_with_the_nearest():
+    with pytest.raises(BadInput, match="max-num-seqs"):
+        one_at_a_time(source(), parse_vary(["max-num-seqz=1"]))
+
+
+def test_counting_points():
+    dims = parse_vary(["max-num-seqs=1,2,3", "max-num-batched-tokens=512,2048"])
+    assert count_points(dims, grid=False) == 5
+    assert count_points(dims, grid=True) == 6
+
+
+def test_intervals_of_paired_runs():
+    after, before = [11.0, 21.0, 31.0], [10.0, 20.0, 30.0]
+    assert not estimate(after).clear_of_zero
+    difference = paired_difference(after, before)
+    assert (difference.mean, difference.half) == (1.0, 0.0)
+    assert difference.clear_of_zero
+    assert estimate([1.0]).half is None
+    assert paired_ratio([1.0], [0.0]) is None
+    # The jackknife of a mean is the standard error of the mean.
+    data = [1.0, 2.0, 4.0, 9.0]
+    left_out = [(sum(data) - x) / 3 for x in data]
+    assert jackknife(4.0, left_out).half == pytest.approx(estimate(data).half)
+
+
+def test_json_rows_carry_every_outcome():
+    answer = what_if(source(), parse_vary(["max-num-seqs=4,32"]), run_serially, replications=2)
+    rows = json.loads(json.dumps(table_rows(answer)))
+    assert [row["settings"] for row in rows] == [{"max-num-seqs": "4"}, {"max-num-seqs": "32"}]
+    assert len(rows[0]["outcomes"]) == 2
+    assert rows[0]["figures"]["mean_ttft_ms"]["half"] >= 0
+
+
+def test_command_draws_and_writes(tmp_path):
+    picture, points = tmp_path / "w.svg", tmp_path / "w.json"
+    args = ["--serve", SERVE, "--bench", BENCH, "--gpu", "L4", "--vary", "max-num-seqs=4,32", "--seeds", "2"]
+    done = CliRunner().invoke(
+        cli.servecast, ["whatif", *args, "--explain", "--plot", str(picture), "--json", str(points)]
+    )
+    assert done.exit_code == 0, done.output
+    assert "mean TTFT" in done.output
+    assert picture.read_text(encoding="utf-8").startswith("<?xml")
+    assert len(json.loads(points.read_text(encoding="utf-8"))["points"]) == 2
+
+
+def test_many_points_need_a_yes():
+    values = ",".join(str(n) for n in range(1, 300))
+    args = ["whatif", "--serve", SERVE, "--bench", BENCH, "--gpu", "L4", "--vary", f"max-num-seqs={values}"]
+    done = CliRunner().invoke(cli.servecast, args)
+    assert isinstance(done.exception, BadInput)
+    assert "--yes" in str(done.exception)
+
+
+def test_same_question_same_answer():
+    dims = parse_vary(["max-num-seqs=4,32"])
+    first, second = (what_if(source(), dims, run_serially) for _ in range(2))
+    assert table_rows(first) == table_rows(second)
+    moved = what_if(replace(source(), seed=7), dims, run_serially)
+    assert table_rows(moved) != table_rows(first)
