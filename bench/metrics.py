@@ -59,7 +59,11 @@ HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
     # The mean TPOT of each request.
     "tpot": ("vllm:request_time_per_output_token_seconds",),
     "e2e": ("vllm:e2e_request_latency_seconds", "sglang:e2e_request_latency_seconds"),
-    "queue": ("vllm:request_queue_time_seconds", "sglang:queue_time_seconds"),
+    "queue": (
+        "vllm:request_queue_time_seconds",
+        "vllm:time_in_queue_requests",
+        "sglang:queue_time_seconds",
+    ),
     "prefill": ("vllm:request_prefill_time_seconds",),
     "decode": ("vllm:request_decode_time_seconds",),
 }

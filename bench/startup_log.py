@@ -157,7 +157,9 @@ _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]+) tokens per request:
 _V1_MEMORY = re.compile(r"Available KV cache memory: (-?[\d.]+) GiB")
 _CPU_MEMORY = re.compile(r"Explicitly set \(([\d.]+)/[\d.]+\) GiB for KV cache")
 _OVERRIDE = re.compile(r"num_gpu_blocks_override=(\d+)")
-_SGL_POOL = re.compile(r"#tokens: (\d+)((?:, (?:K|V|KV) size: [\d.]+ GB)+)")
+_SGL_POOL = re.compile(
+    r"KV Cache is allocated\b[^#]*?(?:#tokens: (\d+), )?((?:(?:, |\. |: )?(?:K|V|KV) size: [\d.]+ GB)+)"
+)
 _SGL_SIZE = re.compile(r"size: ([\d.]+) GB")
 _SGL_TOTAL = re.compile(r"\bmax_total_num_tokens=(\d+)")
 _SGL_CONTEXT = re.compile(r"\bcontext_len=(\d+)")
@@ -199,11 +201,9 @@ def _pools(lines: Sequence[str], block_size: int) -> Iterator[KvPool]:
 
 
 def _search(pattern: re.Pattern[str], lines: Sequence[str]) -> tuple[re.Match[str], str] | None:
-    """Find the last matching line: an engine that starts over prints its size again."""
-    for line in reversed(lines):
-        if match := pattern.search(line):
-            return match, line
-    return None
+    """Find the match with the smallest figure (its last group): ranks print their own, the smallest rules."""
+    found = [(match, line) for line in lines if (match := pattern.search(line))]
+    return min(found, key=lambda item: float(item[0].groups()[-1].replace(",", ""))) if found else None
 
 
 def _memory(lines: Sequence[str], *patterns: re.Pattern[str]) -> tuple[int | None, tuple[str, ...]]:
@@ -262,24 +262,23 @@ def _vllm_v0(own: Sequence[str], lines: Sequence[str], block_size: int) -> KvPoo
 
 
 def _sglang(own: Sequence[str]) -> KvPool | None:
-    allocated = _search(_SGL_POOL, own)
+    allocated = next(((match, line) for line in own if (match := _SGL_POOL.search(line))), None)
     total = _search(_SGL_TOTAL, [line for line in own if "ServerArgs" not in line])
-    if allocated is None and total is None:
+    stored = int(allocated[0][1]) if allocated and allocated[0][1] else None
+    tokens = int(total[0][1]) if total else stored
+    if tokens is None:
         return None
-    tokens = int(total[0][1]) if total else int(allocated[0][1]) if allocated else 0
-    kv_bytes = None
-    if allocated:
-        kv_bytes = round(sum(float(size) for size in _SGL_SIZE.findall(allocated[0][2])) * GIB)
     context = _SGL_CONTEXT.search(total[1]) if total else None
-    raw = tuple(found[1] for found in (allocated, total) if found)
-    # A pool that was allocated for another number of tokens (sliding window: two pools) has no one price.
-    split = allocated is not None and int(allocated[0][1]) != tokens
+    kv_bytes = None
+    # A pool that was allocated for another number of tokens (two pools, an upper bound) has no one price.
+    if allocated and stored in (None, tokens):
+        kv_bytes = round(sum(float(size) for size in _SGL_SIZE.findall(allocated[0][2])) * GIB)
     return KvPool(
         format_id="sglang",
-        raw=raw,
+        raw=tuple(found[1] for found in (allocated, total) if found),
         tokens=tokens,
         max_len=int(context[1]) if context else None,
-        kv_bytes=None if split else kv_bytes,
+        kv_bytes=kv_bytes,
     )
 
 

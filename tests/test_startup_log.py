@@ -76,6 +76,32 @@ def test_sglang_latent_cache_has_one_size():
     assert pool.bytes_per_token == pytest.approx(65.92 * GIB / 1e6)
 
 
+def test_sglang_of_old_names_sizes_only():
+    text = (
+        "[2025-01-02 03:04:05 TP0] KV Cache is allocated. K size: 5.25 GB, V size: 5.25 GB.\n"
+        "[2025-01-02 03:04:06 TP0] max_total_num_tokens=400000, max_prefill_tokens=16384, context_len=8192\n"
+    )
+    pool = parse_startup_log(text).kv
+    assert (pool.tokens, pool.kv_bytes) == (400_000, round(10.5 * GIB))
+
+
+def test_an_upper_bound_is_not_the_pool():
+    text = SGLANG.replace("#tokens: 200000", "VA upper bound, #tokens: 900000")
+    pool = parse_startup_log(text).kv
+    assert (pool.tokens, pool.kv_bytes) == (200_000, None)
+
+
+@pytest.mark.parametrize("sizes", [(9, 10), (10, 9)])
+def test_the_smallest_rank_rules(sizes):
+    text = "".join(
+        f"INFO [kv_cache_utils.py:1] GPU KV cache size: {size},000 tokens\n"
+        f"INFO [kv_cache_utils.py:2] Maximum concurrency for 1,000 tokens per request: {size}.00x\n"
+        for size in sizes
+    )
+    pool = parse_startup_log(text).kv
+    assert (pool.tokens, pool.concurrency, pool.consistent) == (9000, 9.0, True)
+
+
 def test_a_hybrid_layout_is_told_by_its_concurrency():
     pool = parse_startup_log(V1_ONE_LINE.replace("3.10x", "9.99x")).kv
     assert pool.layout == "hybrid"
