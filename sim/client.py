@@ -35,20 +35,31 @@ class Client:
         self._send = send
         self._due = deque(sorted(requests, key=lambda r: r.arrival))
         self._free = max_concurrency if max_concurrency is not None else len(self._due)
+        self._capped = max_concurrency is not None
         self._open = len(self._due)
+        self._latest = env.now
         self._alarm_set = False
         if self._due:
             self._pump()
         else:
             self.done.succeed()
 
-    def delivered(self, request: Request) -> None:
-        """Take note that `request` is complete, and send what waited for its place."""
-        self._free += 1
+    def delivered(self, request: Request, when: float) -> None:
+        """Take note that `request` will be complete at `when`; what waits for its place is sent then."""
+        del request
         self._open -= 1
+        self._latest = max(self._latest, when)
         if not self._open:
-            self.done.succeed()
+            at(self._env, self._latest, self._finish)
+        elif self._capped:
+            at(self._env, when, self._release)
+
+    def _release(self) -> None:
+        self._free += 1
         self._pump()
+
+    def _finish(self) -> None:
+        self.done.succeed()
 
     def _pump(self) -> None:
         while self._due and self._free and self._start + self._due[0].arrival <= self._env.now:

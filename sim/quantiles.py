@@ -6,6 +6,7 @@ The definition is numpy's "linear" one everywhere, which is also that of `vllm b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,27 +104,32 @@ class Runs:
     """A sample made of arithmetic progressions: run i holds start[i] + slope[i] * (0 .. count[i] - 1).
 
     A run of identical decode steps yields such inter-token latencies. All arrays have shape (n,).
+
+    Attributes:
+        weight: how often each value of a run occurs (requests that decode together have the same
+            latencies); None: once.
     """
 
     start: Floats
     slope: Floats
     count: Ints
+    weight: Ints | None = None
 
     def __len__(self) -> int:
-        return int(self.count.sum())
+        return int((self.count if self.weight is None else self.count * self.weight).sum())
 
     def expand(self) -> Floats:
         """Every value, run by run."""
         ends = np.cumsum(self.count)
-        step = np.arange(len(self)) - np.repeat(ends - self.count, self.count)
+        step = np.arange(int(self.count.sum())) - np.repeat(ends - self.count, self.count)
         values: Floats = np.repeat(self.start, self.count) + np.repeat(self.slope, self.count) * step
-        return values
+        return values if self.weight is None else np.repeat(values, np.repeat(self.weight, self.count))
 
     def mean(self) -> float | None:
         """Mean of all values."""
         n = len(self)
         c = self.count.astype(np.float64)
-        return float(np.sum(c * self.start + self.slope * c * (c - 1) / 2) / n) if n else None
+        return float(np.sum(self._weighted(c * self.start + self.slope * c * (c - 1) / 2)) / n) if n else None
 
     def std(self) -> float | None:
         """Standard deviation of all values (divisor n, as numpy's and vLLM's)."""
@@ -133,36 +139,90 @@ class Runs:
         c = self.count.astype(np.float64)
         a = self.start - mean
         squares = c * a**2 + a * self.slope * c * (c - 1) + self.slope**2 * (c - 1) * c * (2 * c - 1) / 6
-        return math.sqrt(max(0.0, float(squares.sum()) / len(self)))
+        return math.sqrt(max(0.0, float(self._weighted(squares).sum()) / len(self)))
 
     def percentile(self, q: float) -> float | None:
         """`percentile` of all values, without making them; to about 1e-13 of the largest one."""
+        return self.percentiles((q,))[0]
+
+    def percentiles(self, quantiles: Sequence[float]) -> list[float | None]:
+        """`percentile` of all values at several levels."""
         n = len(self)
         if n == 0:
-            return None
-        position = (n - 1) * q / 100.0
-        k = math.floor(position)
-        low = self._smallest(k)
-        high = self._smallest(min(k + 1, n - 1))
-        return low + (high - low) * (position - k)
-
-    def _smallest(self, k: int) -> float:
-        """The k-th smallest value (from 0), by bisection on how many values lie at or below a bound."""
-        last = self.start + self.slope * (self.count - 1)
-        bottom, step = np.minimum(self.start, last), np.abs(self.slope)
+            return [None] * len(quantiles)
         held = self.count > 0
-        low, high = float(bottom[held].min()), float(np.maximum(self.start, last)[held].max())
+        if self.weight is not None:
+            held &= self.weight > 0
+        bounds = _Counting.of(self, held)
+        found: list[float | None] = []
+        for q in quantiles:
+            position = (n - 1) * q / 100.0
+            k = math.floor(position)
+            low = bounds.smallest(k)
+            high = low if position == k else bounds.smallest(min(k + 1, n - 1))
+            found.append(low + (high - low) * (position - k))
+        return found
+
+    def _weighted(self, values: Floats) -> Floats:
+        return values if self.weight is None else values * self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """Order statistics of runs: single values are sorted once, progressions counted by formula.
+
+    Attributes:
+        single, upto: distinct positions of single values in order, and how many values lie at or before.
+        bottom, step, count, weight: progressions of two values or more, each from its smallest value on.
+    """
+
+    single: Floats
+    upto: Ints
+    bottom: Floats
+    step: Floats
+    count: Ints
+    weight: Ints
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, runs: Runs, held: NDArray[np.bool_]) -> _Counting:
+        start, slope, count = runs.start[held], runs.slope[held], runs.count[held]
+        weight = np.ones(len(count), dtype=np.int64) if runs.weight is None else runs.weight[held]
+        last = start + slope * (count - 1)
+        bottom, top = np.minimum(start, last), np.maximum(start, last)
+        step = np.abs(slope)
+        low, high = float(bottom.min()), float(top.max())
+        flat = (step * count <= 1e-13 * max(abs(low), abs(high))) | (count == 1)
+        order = np.argsort(bottom[flat], kind="stable")
+        upto = np.cumsum((count[flat] * weight[flat])[order])
+        rest = ~flat
+        return cls(bottom[flat][order], upto, bottom[rest], step[rest], count[rest], weight[rest], low, high)
+
+    def smallest(self, k: int) -> float:
+        """The k-th smallest value (from 0), by bisection on how many values lie at or below a bound."""
+        if not len(self.bottom):
+            return float(self.single[np.searchsorted(self.upto, k, side="right")])
+        low, high = self.low, self.high
         slack = 1e-13 * max(abs(low), abs(high))
-        flat = step * self.count <= slack
-        divisor = np.where(flat, 1.0, step)
+        bottom, step, count, weight = self.bottom, self.step, self.count, self.weight
+        sure = 0  # values of progressions that lie below the bracket as a whole
         while high - low > slack:
             middle = (low + high) / 2
             if not low < middle < high:
                 break
-            inside = np.floor((middle - bottom) / divisor) + 1
-            inside = np.where(flat, np.where(middle >= bottom, self.count, 0), inside)
-            if int(np.clip(inside, 0, self.count).sum()) > k:
+            inside = np.clip(np.floor((middle - bottom) / step) + 1, 0, count)
+            at = int(np.searchsorted(self.single, middle, side="right"))
+            below = int(self.upto[at - 1]) if at else 0
+            if sure + below + int((inside * weight).sum()) > k:
                 high = middle
+                matters = inside > 0
+                gone = 0
             else:
                 low = middle
+                matters = inside < count
+                gone = int((count * weight)[~matters].sum())
+            if len(bottom) > 64 and 2 * int(matters.sum()) < len(bottom):
+                bottom, step, count, weight = (a[matters] for a in (bottom, step, count, weight))
+                sure += gone
         return high

@@ -1,37 +1,55 @@
-"""What a simulated run leaves behind: result times once per step, and runs of steps per request."""
+"""What a simulated run leaves behind: columns by request, and emissions instead of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from array import array
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from sim.engines.base import FinishReason
+from sim.records import SimulatedRecords
 from sim.request import Request
-from sim.results import Floats, RequestRecords
+from sim.results import Floats, Ints
 from sim.steptime.base import FrontEnd
+from sim.tokens import EmissionTable, num_gaps
 
 NAN = float("nan")
+STATUS = ("unfinished", "ok", "empty", "server_error")
 
 
-@dataclass(slots=True)
 class Track:
-    """One request's way through client, front end and engine; times are seconds since the run's start.
+    """One request while it is in the system; what is known for good goes into the recorder's columns.
 
-    `runs` holds (first emission, last emission, position): the request got one token at each of these
-    consecutive emissions, as the `position`-th sequence of the step's output.
+    Attributes:
+        row: its place in the order of sending.
+        cached_tokens: hit of its first admission, -1 before.
+        num_tokens: tokens that came, those of the run that is still open aside.
+        last_time: when its latest token reached the client, open run aside [s].
+        run_first, run_place: the emission at which its open run began, and its place there; -1: none is open.
     """
 
-    request: Request
-    sent: float = NAN
-    at_engine: float = NAN
-    first_scheduled: float = NAN
-    first_result: float = NAN
-    cached_tokens: int = -1
-    preemptions: int = 0
-    reason: FinishReason | None = None
-    runs: list[tuple[int, int, int]] = field(default_factory=list)
+    __slots__ = (
+        "cached_tokens",
+        "last_time",
+        "num_tokens",
+        "preemptions",
+        "request",
+        "row",
+        "run_first",
+        "run_place",
+    )
+
+    def __init__(self, request: Request, row: int) -> None:
+        self.request = request
+        self.row = row
+        self.cached_tokens = -1
+        self.preemptions = 0
+        self.num_tokens = 0
+        self.last_time = NAN
+        self.run_first = -1
+        self.run_place = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,139 +68,288 @@ class TtftParts:
 
 
 class Recorder:
-    """Collects a run compactly: memory grows with steps and with batch changes, not with tokens.
+    """Collects a run compactly: memory grows with requests and with batch changes, not with tokens.
+
+    The running group is an ordered set: whoever joins it gets one token at each emission until leaving it.
 
     Attributes:
         start: the moment from which records count (warm-ups come before it).
-        tracks: by request id.
+        tracks: requests sent and not finished, by id.
     """
 
     def __init__(self, front_end: FrontEnd, stream_interval: int = 1) -> None:
-        self.start = 0.0
-        self.tracks: dict[str, Track] = {}
-        self._front_end = front_end
+        self._delay = front_end.output_delay
         self._interval = stream_interval
-        self._chunk_cost = front_end.output_token / stream_interval
+        self._cost = front_end.output_token / stream_interval
         self._output_free = 0.0
-        self._bases: list[float] = []
-        self._flushed: Floats = np.empty(0)
-        self._batch: list[str] = []
-        self._open: dict[str, tuple[int, int]] = {}
+        self.restart(0.0)
 
-    def emit(self, now: float, ids: list[str]) -> None:
-        """One output token for each of `ids`, in processing order, from a result processed at `now`.
+    def restart(self, now: float) -> None:
+        """Forget everything: records count from `now`. Nothing may be in the system."""
+        self.start = now
+        self.tracks: dict[str, Track] = {}
+        self._sent, self._at_engine = array("d"), array("d")
+        self._first_scheduled, self._first_result = array("d"), array("d")
+        self._first_token, self._last_token = array("d"), array("d")
+        self._prompt_len, self._output_len = array("q"), array("q")
+        self._cached, self._preemptions = array("q"), array("q")
+        self._status = bytearray()
+        self._group: dict[Track, None] = {}
+        self._ended: list[Track] = []
+        self._emissions = 0
+        self._last_base = 0.0
+        self._base = array("d")
+        self._size, self._stayed = array("i"), array("i")
+        self._leaps, self._gaps = array("d"), array("d")
+        self._runs = array("q")
+        self._apart_row, self._apart_time = array("q"), array("d")
 
-        The API process streams the chunks one after the other, and falls behind if they come too fast.
+    # -- a request's way in and out ------------------------------------------------------------------------
+
+    def sent(self, request: Request, now: float, at_engine: float) -> None:
+        """The client sends a request now; it will have passed the front end at `at_engine`."""
+        row = len(self._status)
+        self.tracks[request.request_id] = Track(request, row)
+        self._sent.append(now)
+        self._at_engine.append(at_engine)
+        for column in (self._first_scheduled, self._first_result, self._first_token, self._last_token):
+            column.append(NAN)
+        self._prompt_len.append(request.prompt_len)
+        self._output_len.append(0)
+        self._cached.append(-1)
+        self._preemptions.append(0)
+        self._status.append(0)
+
+    def admitted(self, request_id: str, hit: int, now: float) -> bool:
+        """A scheduling call lets a request run, with that prefix hit. Returns whether it is the first one."""
+        track = self.tracks[request_id]
+        if track.cached_tokens >= 0:
+            return False
+        track.cached_tokens = self._cached[track.row] = hit
+        self._first_scheduled[track.row] = now
+        return True
+
+    def preempted(self, request_id: str) -> None:
+        """A request lost its place in the engine."""
+        self._preemptions[self.tracks[request_id].row] += 1
+
+    def finished(self, request_id: str, reason: FinishReason) -> tuple[Request, float]:
+        """A request ends with the latest emission, or without any.
+
+        Returns:
+            The request, and when the client has all of it (NaN: it never got a token).
         """
+        track = self.tracks.pop(request_id)
+        if track.run_first >= 0:
+            self._close(track, self._emissions - 1, self._place(track))
+            self._ended.append(track)
+        row = track.row
+        self._output_len[row] = track.num_tokens
+        self._last_token[row] = track.last_time
+        self._status[row] = 3 if reason == "abort" else 1 if track.num_tokens else 2
+        return track.request, track.last_time
+
+    # -- tokens ---------------------------------------------------------------------------------------------
+
+    def emit(self, now: float, left: Iterable[str] = (), joined: Collection[str] = ()) -> bool:
+        """One token for everybody in the group, after some left it and some joined at its end.
+
+        Whoever finished is gone without being named. A result processed at `now` is streamed at once, or as
+        soon as the API process has streamed the one before; it falls behind if they come too fast.
+
+        Returns:
+            Whether anybody got a token.
+        """
+        group, tracks, cost = self._group, self.tracks, self._cost
+        base = now if now >= self._output_free else self._output_free
+        leaving = [track for track in map(tracks.get, left) if track is not None and track in group]
+        stayed = self._leave(leaving, base) if self._ended or leaving else len(group)
+        emission = self._emissions
+        for request_id in joined:
+            track = tracks[request_id]
+            if track not in group:
+                track.run_first = emission
+                track.run_place = len(group)
+                group[track] = None
+                self._receives(track, now, base + len(group) * cost + self._delay)
+        size = len(group)
+        if not size:
+            return False
+        self._emissions = emission + 1
+        self._last_base = base
+        self._output_free = base + cost * size
+        self._base.append(base)
+        self._size.append(size)
+        self._stayed.append(stayed)
+        return True
+
+    def emit_ids(self, now: float, ids: list[str]) -> None:
+        """One token for each of `ids`, in processing order: they are the group from now on."""
         if not ids:
             return
-        emission = len(self._bases)
-        base = max(now, self._output_free)
-        self._output_free = base + self._chunk_cost * len(ids)
-        self._bases.append(base)
-        if ids != self._batch:
-            self._regroup(emission, ids)
+        named = [self.tracks[request_id] for request_id in ids]
+        group = self._group
+        if not self._ended and len(named) == len(group) and named == list(group):
+            self.emit(now)
+            return
+        present = dict.fromkeys(named)
+        left = [track.request.request_id for track in group if track not in present]
+        joined = [track.request.request_id for track in named if track not in group]
+        if self._cost and [t for t in group if t in present] != named[: len(named) - len(joined)]:
+            # Everybody moves: they leave, and join anew.
+            left = [track.request.request_id for track in group]
+            joined = ids
+        self.emit(now, left, joined)
 
-    def _regroup(self, emission: int, ids: list[str]) -> None:
-        positions = {rid: at for at, rid in enumerate(ids)}
-        keep_place = not self._chunk_cost
-        for rid in self._batch:
-            start, place = self._open[rid]
-            now_at = positions.get(rid)
-            if now_at is None or not (keep_place or now_at == place):
-                self.tracks[rid].runs.append((start, emission - 1, place))
-                del self._open[rid]
-        for rid, at in positions.items():
-            if rid not in self._open:
-                self._open[rid] = (emission, at)
-        self._batch = ids
+    def emit_run(self, times: tuple[float, float, float], count: int) -> None:
+        """`count` emissions to an unchanging group.
+
+        Args:
+            times: (first, gap, slope): results are processed at first, and after gaps of gap, gap + slope,
+                gap + 2 slope ...
+            count: at least 1.
+        """
+        first, gap, slope = times
+        self.emit(first)
+        if count == 1:
+            return
+        spent = self._cost * len(self._group)
+        if self._last_base > first or spent > min(gap, gap + slope * (count - 2)):
+            # The API process cannot keep up: every emission waits for it.
+            for k in range(1, count):
+                self.emit(first + gap * k + slope * (k * (k - 1) // 2))
+            return
+        self._leaps.extend((len(self._base) - 1, count, gap, slope))
+        self._emissions += count - 1
+        self._last_base = first + gap * (count - 1) + slope * ((count - 1) * (count - 2) // 2)
+        self._output_free = self._last_base + spent
+
+    def emit_apart(self, now: float, ids: Sequence[str]) -> None:
+        """One token for each of `ids`, none of which is in the group."""
+        base = max(now, self._output_free)
+        for place, request_id in enumerate(ids, 1):
+            track = self.tracks[request_id]
+            time = base + place * self._cost + self._delay
+            self._receives(track, now, time)
+            self._apart_row.append(track.row)
+            self._apart_time.append(time)
+            track.num_tokens += 1
+            track.last_time = time
+        self._output_free = base + self._cost * len(ids)
+
+    def _receives(self, track: Track, now: float, time: float) -> None:
+        """A first token, or one that continues no run."""
+        if track.num_tokens:
+            self._gaps.extend((time - track.last_time, 1))
+        else:
+            self._first_result[track.row] = now
+            self._first_token[track.row] = time
+
+    def _place(self, track: Track) -> int:
+        return list(self._group).index(track) if self._cost else 0
+
+    def _close(self, track: Track, emission: int, place: int) -> None:
+        """End a request's open run with the latest emission, at its place there."""
+        self._runs.extend((track.row, track.run_first, emission, track.run_place))
+        track.num_tokens += emission - track.run_first + 1
+        track.last_time = self._last_base + (place + 1) * self._cost + self._delay
+        track.run_first = -1
+
+    def _leave(self, leaving: list[Track], base: float) -> int:
+        """Take out who finished and who leaves; those behind move up.
+
+        Returns:
+            How many stay at their place.
+        """
+        group, before = self._group, self._emissions - 1
+        gone = self._ended + leaving
+        places = sorted(map(list(group).index, gone)) if self._cost else []
+        for track in leaving:
+            self._close(track, before, self._place(track))
+        size = len(group)
+        for track in gone:
+            del group[track]
+        self._ended = []
+        if not self._cost:
+            return len(group)
+        gap = base - self._last_base
+        for shift, (low, high) in enumerate(zip([-1, *places], [*places, size], strict=True)):
+            if high - low > 1:
+                self._gaps.extend((gap - shift * self._cost, high - low - 1))
+        return 0
+
+    # -- the outcome ----------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Close all open runs; needed before anything is read."""
-        self._regroup(len(self._bases), [])
-        self._flushed = np.asarray(self._bases)
+        """Close what is still open; needed before anything is read."""
+        for track in list(self._group):
+            if track.run_first >= 0:
+                self._close(track, self._emissions - 1, self._place(track))
 
-    def delivery(self, place: int) -> float:
-        """When the client has the chunk of the latest emission's `place`-th sequence."""
-        return self._bases[-1] + (place + 1) * self._chunk_cost + self._front_end.output_delay
-
-    def token_times(self, track: Track) -> Floats:
-        """When each output token reaches the client, streaming intervals aside. Call `flush` first."""
-        if not track.runs:
-            return np.empty(0)
-        bases = self._flushed - self.start
-        delay, cost = self._front_end.output_delay, self._chunk_cost
-        return np.concatenate(
-            [bases[first : last + 1] + ((place + 1) * cost + delay) for first, last, place in track.runs]
-        )
-
-    def records(self, order: Sequence[Request]) -> RequestRecords:
-        """Records of all requests, in the given order. Call `flush` first."""
-        tracks = [self.tracks[r.request_id] for r in order]
-        tokens = [self.token_times(t) for t in tracks]
-        chunks = [times[streamed(len(times), self._interval)] for times in tokens]
-        gaps = [np.diff(times) for times in chunks]
-        offsets = np.zeros(len(tracks) + 1, dtype=np.int64)
-        np.cumsum([len(g) for g in gaps], out=offsets[1:])
+    def records(self, order: Sequence[Request]) -> SimulatedRecords:
+        """Records of all requests, in the order in which they were sent. Call `flush` first."""
         parts = self.ttft_parts(order)
-        return RequestRecords(
-            request_id=tuple(r.request_id for r in order),
+        output_len = _ints(self._output_len)
+        offsets = np.zeros(len(order) + 1, dtype=np.int64)
+        np.cumsum(num_gaps(output_len, self._interval), out=offsets[1:])
+        return SimulatedRecords(
+            request_id=tuple([r.request_id for r in order]),
             scheduled=np.array([r.arrival for r in order], dtype=np.float64),
-            sent=np.array([t.sent - self.start for t in tracks], dtype=np.float64),
-            first_token=np.array([c[0] if len(c) else NAN for c in chunks], dtype=np.float64),
-            last_token=np.array([c[-1] if len(c) else NAN for c in chunks], dtype=np.float64),
-            prompt_len=np.array([r.prompt_len for r in order], dtype=np.int64),
-            output_len=np.array([len(t) for t in tokens], dtype=np.int64),
-            cached_tokens=np.array([t.cached_tokens for t in tracks], dtype=np.int64),
-            status=tuple(_status(t) for t in tracks),
-            itls=np.concatenate(gaps) if gaps else np.empty(0),
+            sent=_floats(self._sent) - self.start,
+            first_token=_floats(self._first_token) - self.start,
+            last_token=_floats(self._last_token) - self.start,
+            prompt_len=_ints(self._prompt_len),
+            output_len=output_len,
+            cached_tokens=_ints(self._cached),
+            status=tuple([STATUS[code] for code in self._status]),
             itl_offsets=offsets,
             queue=parts.queue,
             prefill=parts.prefill,
-            preemptions=np.array([t.preemptions for t in tracks], dtype=np.int64),
+            preemptions=_ints(self._preemptions),
+            emissions=self._table(),
         )
 
     def ttft_parts(self, order: Sequence[Request]) -> TtftParts:
-        """The split of each request's time to first token. Call `flush` first."""
-        tracks = [self.tracks[r.request_id] for r in order]
-        scheduled = np.array([self.start + r.arrival for r in order], dtype=np.float64)
-        sent = np.array([t.sent for t in tracks], dtype=np.float64)
-        at_engine = np.array([t.at_engine for t in tracks], dtype=np.float64)
-        first_scheduled = np.array([t.first_scheduled for t in tracks], dtype=np.float64)
-        first_result = np.array([t.first_result for t in tracks], dtype=np.float64)
-        first_token = np.array([self._first_token(t) for t in tracks], dtype=np.float64)
+        """The split of each request's time to first token."""
+        scheduled = np.array([r.arrival for r in order], dtype=np.float64) + self.start
+        sent, at_engine = _floats(self._sent), _floats(self._at_engine)
+        first_scheduled, first_result = _floats(self._first_scheduled), _floats(self._first_result)
         return TtftParts(
             client_wait=sent - scheduled,
             front_end=at_engine - sent,
             queue=first_scheduled - at_engine,
             prefill=first_result - first_scheduled,
-            stream=first_token - first_result,
+            stream=_floats(self._first_token) - first_result,
         )
 
-    def _first_token(self, track: Track) -> float:
-        if not track.runs:
-            return NAN
-        first, _, place = track.runs[0]
-        return self._bases[first] + (place + 1) * self._chunk_cost + self._front_end.output_delay
+    def _table(self) -> EmissionTable:
+        leaps = _floats(self._leaps).reshape(-1, 4)
+        runs = _ints(self._runs).reshape(-1, 4)
+        return EmissionTable(
+            base=_floats(self._base),
+            size=np.frombuffer(self._size, dtype=np.int32),
+            stayed=np.frombuffer(self._stayed, dtype=np.int32),
+            leap_piece=leaps[:, 0].astype(np.int64),
+            leap_count=leaps[:, 1].astype(np.int64),
+            leap_gap=leaps[:, 2],
+            leap_slope=leaps[:, 3],
+            gaps=_floats(self._gaps).reshape(-1, 2),
+            run_row=runs[:, 0],
+            run_first=runs[:, 1],
+            run_last=runs[:, 2],
+            run_place=runs[:, 3],
+            apart_row=_ints(self._apart_row),
+            apart_time=_floats(self._apart_time),
+            cost=self._cost,
+            delay=self._delay,
+            start=self.start,
+            interval=self._interval,
+        )
 
 
-def streamed(num_tokens: int, interval: int) -> slice | list[int]:
-    """Indices of the tokens at which a chunk goes out.
-
-    Both engines send the first token, then whenever `interval` tokens are unsent, and at the finish
-    (vllm v1/engine/output_processor.py, sglang scheduler output processing).
-    """
-    if interval == 1:
-        return slice(None)
-    sent = list(range(0, num_tokens, interval))
-    if num_tokens and sent[-1] != num_tokens - 1:
-        sent.append(num_tokens - 1)
-    return sent
+def _floats(column: array[float]) -> Floats:
+    return np.frombuffer(column, dtype=np.float64) if column else np.empty(0)
 
 
-def _status(track: Track) -> str:
-    if track.reason is None:
-        return "unfinished"
-    if track.reason == "abort":
-        return "server_error"
-    return "ok" if track.runs else "empty"
+def _ints(column: array[int]) -> Ints:
+    return np.frombuffer(column, dtype=np.int64) if column else np.empty(0, dtype=np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -10,11 +11,11 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from sim.engines.base import QueueState, Scheduler, StepPlan, StepResult, StepShape
+from sim.engines.base import FinishReason, QueueState, Scheduler, StepPlan, StepResult, StepShape
 from sim.engines.glue import Limits
 from sim.errors import EngineStuck
 from sim.moments import at
-from sim.recorder import Recorder, Track
+from sim.recorder import Recorder
 from sim.request import Request
 from sim.steptime.base import StepTimeModel
 
@@ -72,13 +73,24 @@ class SeriesBuffer:
     def add(self, now: float, state: QueueState) -> None:
         """Take a sample if it is its turn."""
         if self._count % self._stride == 0:
-            total = state.kv_total_tokens
-            usage = state.kv_used_tokens / total if total else 0.0
-            self.samples.append((now, state.num_running, state.num_waiting, usage))
-            if len(self.samples) >= self._limit:
-                del self.samples[1::2]
-                self._stride *= 2
+            self._keep(now, state)
         self._count += 1
+
+    def add_run(self, count: int, sample: Callable[[int], tuple[float, QueueState]]) -> None:
+        """`add` for `count` samples, of which `sample` makes the i-th if it is its turn."""
+        begin, end = self._count, self._count + count
+        while (due := -(-self._count // self._stride) * self._stride) < end:
+            self._keep(*sample(due - begin))
+            self._count = due + 1
+        self._count = end
+
+    def _keep(self, now: float, state: QueueState) -> None:
+        total = state.kv_total_tokens
+        usage = state.kv_used_tokens / total if total else 0.0
+        self.samples.append((now, state.num_running, state.num_waiting, usage))
+        if len(self.samples) >= self._limit:
+            del self.samples[1::2]
+            self._stride *= 2
 
 
 class Replica:
@@ -95,7 +107,7 @@ class Replica:
             sleeps 1 ms there) [s].
 
     Attributes:
-        on_delivered: called at the moment the client holds a request's last chunk.
+        on_delivered: called as soon as it is certain when the client will hold a request's last chunk.
         usage, series: what the run used, so far.
         failure: the exception that ended the loop; `failed` succeeds with it.
     """
@@ -111,7 +123,7 @@ class Replica:
         limits: Limits | None = None,
         steps: StepSink | None = None,
     ) -> None:
-        self.on_delivered: Callable[[Request], None] | None = None
+        self.on_delivered: Callable[[Request, float], None] | None = None
         self.usage = Usage()
         self.series = SeriesBuffer()
         self.failure: Exception | None = None
@@ -123,11 +135,10 @@ class Replica:
         self._idle_poll = idle_poll
         self._limits = limits or Limits()
         self._steps = steps
-        self._inbox: deque[Request] = deque()
+        self._inbox: deque[tuple[float, Request]] = deque()
         self._wake: simpy.Event | None = None
         self._front_end_free = 0.0
         self._device_free = 0.0
-        self._worked_until = 0.0
         self._idle_calls = 0
         self._tokens_inside = 0
         self._tokens_since_output = 0
@@ -143,17 +154,13 @@ class Replica:
     def submit(self, request: Request) -> None:
         """Take a request from a client now; it queues for the serial front end, then for the engine."""
         now = self._env.now
-        self._recorder.tracks[request.request_id] = Track(request, sent=now)
         front = self._step_time.front_end
         work = front.request + front.prompt_token * request.prompt_len
-        self._front_end_free = max(self._front_end_free, now) + work
-        at(self._env, self._front_end_free, partial(self._arrive, request))
-
-    def _arrive(self, request: Request) -> None:
-        self._recorder.tracks[request.request_id].at_engine = self._env.now
-        self._inbox.append(request)
-        if self._wake is not None and not self._wake.triggered:
-            self._wake.succeed()
+        arrival = self._front_end_free = max(self._front_end_free, now) + work
+        self._recorder.sent(request, now, arrival)
+        self._inbox.append((arrival, request))
+        if self._wake is not None and len(self._inbox) == 1:
+            at(self._env, arrival, partial(_succeed, self._wake))
 
     def _guarded(self) -> Generator[simpy.Event, Any, None]:
         try:
@@ -166,24 +173,22 @@ class Replica:
         env, scheduler, depth = self._env, self._scheduler, self._scheduler.pipeline_depth
         in_flight: deque[InFlight] = deque()
         while True:
-            self._drain()
+            self._drain(env.now)
             came_to_nothing = False
             if scheduler.has_work():
                 plan = scheduler.schedule()
                 shape = plan.shape()
-                self._note_plan(plan)
+                self._note_plan(plan, env.now)
                 host = self._step_time.host_before(shape)
                 if host:
                     yield env.timeout(host)
-                if plan.scheduled:
-                    in_flight.append(self._launch(plan, shape))
+                if plan.kind != "idle":
+                    in_flight.append(self._launch(plan, shape, env.now))
                     if len(in_flight) < depth:
                         continue
-                came_to_nothing = not plan.scheduled
+                came_to_nothing = plan.kind == "idle"
             elif not in_flight:
-                self._worked_until = env.now
-                self._wake = env.event()
-                yield self._wake
+                yield self._arrival()
                 self._wake = None
                 self._device_free = max(self._device_free, env.now)
                 continue
@@ -195,50 +200,56 @@ class Replica:
                 host = self._step_time.host_after(step.shape)
                 if host:
                     yield env.timeout(host)
-                self._deliver(step, result)
+                self._deliver(step, result, env.now)
             elif came_to_nothing:
                 self._watch_idle()
             if came_to_nothing and self._idle_poll and self._unfinished():
                 yield env.timeout(self._idle_poll)
 
-    def _drain(self) -> None:
-        while self._inbox:
-            request = self._inbox.popleft()
+    def _arrival(self) -> simpy.Event:
+        """An event for the moment at which the next request reaches the engine, or has reached it."""
+        if self._inbox:
+            return self._env.timeout(max(0.0, self._inbox[0][0] - self._env.now))
+        self._wake = self._env.event()
+        return self._wake
+
+    def _drain(self, now: float) -> None:
+        inbox = self._inbox
+        while inbox and inbox[0][0] <= now:
+            request = inbox.popleft()[1]
             self._scheduler.add_request(request)
             self._tokens_inside += request.prompt_len + request.max_tokens
 
-    def _note_plan(self, plan: StepPlan) -> None:
-        now, usage, tracks = self._env.now, self.usage, self._recorder.tracks
+    def _note_plan(self, plan: StepPlan, now: float) -> None:
+        usage, recorder = self.usage, self._recorder
         for rid, hit in plan.cached:
-            track = tracks[rid]
-            if track.cached_tokens < 0:
-                track.cached_tokens = hit
-                track.first_scheduled = now
-                usage.prefix_queries += track.request.prompt_len
+            if recorder.admitted(rid, hit, now):
+                usage.prefix_queries += recorder.tracks[rid].request.prompt_len
                 usage.prefix_hits += hit
         for rid in plan.preempted:
-            tracks[rid].preemptions += 1
+            recorder.preempted(rid)
             usage.preemptions += 1
         state = self._scheduler.queue_state()
-        usage.max_kv_used_tokens = max(usage.max_kv_used_tokens, state.kv_used_tokens)
+        if state.kv_used_tokens > usage.max_kv_used_tokens:
+            usage.max_kv_used_tokens = state.kv_used_tokens
         usage.kv_total_tokens = state.kv_total_tokens
         self.series.add(now, state)
         self._state = state
 
-    def _launch(self, plan: StepPlan, shape: StepShape) -> InFlight:
-        usage, now = self.usage, self._env.now
+    def _launch(self, plan: StepPlan, shape: StepShape, now: float) -> InFlight:
+        usage = self.usage
         start = max(now, self._device_free)
         if self._assess is None:
             duration = self._step_time.gpu(shape)
         else:
             duration, resource = self._assess(shape)
-            _add(usage.device, resource, duration)
+            add_time(usage.device, resource, duration)
         if start > self._device_free:
-            _add(usage.device, "host", start - self._device_free)
+            add_time(usage.device, "host", start - self._device_free)
         self._device_free = start + duration
         usage.steps += 1
         if reason := self._kept_out(shape):
-            _add(usage.waiting, reason, duration)
+            add_time(usage.waiting, reason, duration)
         if reason := self._step_time.out_of_range(shape):
             usage.out_of_range[reason] = usage.out_of_range.get(reason, 0) + 1
         self._idle_calls = 0
@@ -255,30 +266,33 @@ class Replica:
             return "slots"
         return "kv"
 
-    def _deliver(self, step: InFlight, result: StepResult) -> None:
-        recorder, tracks = self._recorder, self._recorder.tracks
+    def _deliver(self, step: InFlight, result: StepResult, now: float) -> None:
+        recorder = self._recorder
         ids = [rid for rid, _ in result.new_tokens]
-        recorder.emit(self._env.now, ids)
-        if ids:
+        if step.plan.kind == "prefill":
+            recorder.emit_apart(now, ids)
+        else:
+            recorder.emit_ids(now, ids)
+        self._note_output(step, bool(ids))
+        for rid, reason in result.finished:
+            self._finish(rid, reason, now)
+        if self._steps is not None:
+            self._steps(describe(step, result, self._state))
+
+    def _note_output(self, step: InFlight, some: bool) -> None:
+        if some:
             self._tokens_since_output = 0
         elif self._tokens_since_output > MAX_RECOMPUTE * self._tokens_inside + MAX_IDLE_CALLS:
             raise EngineStuck(
                 f"request {step.plan.scheduled[0].request.request_id}: computed and preempted over and over "
                 f"without one output token; the KV pool of {self._state.kv_total_tokens} tokens is too small"
             )
-        for rid, num_output in result.new_tokens:
-            if num_output == 1:
-                tracks[rid].first_result = self._env.now
-        for rid, reason in result.finished:
-            track = tracks[rid]
-            track.reason = reason
-            self._tokens_inside -= track.request.prompt_len + track.request.max_tokens
-            if self.on_delivered is not None:
-                place = ids.index(rid) if rid in ids else len(ids) - 1
-                when = recorder.delivery(place) if ids else self._env.now
-                at(self._env, when, partial(self.on_delivered, track.request))
-        if self._steps is not None:
-            self._steps(describe(step, result, self._state))
+
+    def _finish(self, request_id: str, reason: FinishReason, now: float) -> None:
+        request, last = self._recorder.finished(request_id, reason)
+        self._tokens_inside -= request.prompt_len + request.max_tokens
+        if self.on_delivered is not None:
+            self.on_delivered(request, now if math.isnan(last) else last)
 
     def _unfinished(self) -> bool:
         state = self._scheduler.queue_state()
@@ -315,5 +329,10 @@ def describe(step: InFlight, result: StepResult, state: QueueState) -> dict[str,
     }
 
 
-def _add(counter: dict[str, float], key: str, amount: float) -> None:
+def _succeed(event: simpy.Event) -> None:
+    event.succeed()
+
+
+def add_time(counter: dict[str, float], key: str, amount: float) -> None:
+    """Add seconds to one of several totals."""
     counter[key] = counter.get(key, 0.0) + amount

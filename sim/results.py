@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestRecords:
     """One row per request, ordered by scheduled send time; times are seconds since the run's start.
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import simpy
 
 from sim.client import Client
-from sim.engines.base import Scheduler
+from sim.engines.base import Leaping, Scheduler
 from sim.engines.glue import Limits
 from sim.errors import EngineStuck
+from sim.leap import LeapingReplica
 from sim.recorder import Recorder, TtftParts
 from sim.replica import Replica, StepSink, Usage
 from sim.request import Request
@@ -41,6 +42,7 @@ def run(
     idle_poll: float = 0.0,
     limits: Limits | None = None,
     steps: StepSink | None = None,
+    leap: bool = True,
 ) -> RunOutcome:
     """Simulate `requests` on one replica until the last one is answered.
 
@@ -51,7 +53,8 @@ def run(
         stream_interval: tokens per streamed chunk (both engines' `--stream-interval`).
         idle_poll: see `Replica`.
         limits: for naming what requests wait for.
-        steps: called with a JSON-ready dict for every step.
+        steps: called with a JSON-ready dict for every step; no step is leapt over then.
+        leap: False takes every step with the plain scheduler, at leisure; the outcome is the same.
 
     Raises:
         EngineStuck: the real engine would hang, die or recompute for ever; names the request.
@@ -59,10 +62,16 @@ def run(
     """
     env = simpy.Environment()
     recorder = Recorder(step_time.front_end, stream_interval)
-    replica = Replica(env, scheduler, step_time, recorder, idle_poll=idle_poll, limits=limits, steps=steps)
+    leaper = _leaping(scheduler, [*warmups, *requests]) if leap and steps is None else None
+    if leaper is None:
+        replica = Replica(
+            env, scheduler, step_time, recorder, idle_poll=idle_poll, limits=limits, steps=steps
+        )
+    else:
+        replica = LeapingReplica(env, leaper, step_time, recorder, idle_poll=idle_poll, limits=limits)
     if warmups:
         _send(env, replica, recorder, warmups, max_concurrency)
-        recorder.start = env.now
+        recorder.restart(env.now)
         replica.forget_usage()
     _send(env, replica, recorder, requests, max_concurrency)
     recorder.flush()
@@ -76,6 +85,11 @@ def run(
         usage=replica.usage,
         duration=env.now - recorder.start,
     )
+
+
+def _leaping(scheduler: Scheduler, requests: Sequence[Request]) -> Leaping | None:
+    make: Callable[[Sequence[Request]], Leaping | None] | None = getattr(scheduler, "leaping", None)
+    return None if make is None else make(requests)
 
 
 def _send(
@@ -99,4 +113,4 @@ def _send(
 
 
 def _first_open(recorder: Recorder) -> str:
-    return next((rid for rid, track in recorder.tracks.items() if track.reason is None), "none")
+    return next(iter(recorder.tracks), "none")

@@ -60,6 +60,7 @@ def simulate(
     steps: StepSink | None = None,
     account: MemoryAccount | None = None,
     before: Sequence[Request] = (),
+    leap: bool = True,
 ) -> SimResult:
     """Predict what the scenario's client would report.
 
@@ -70,6 +71,7 @@ def simulate(
         account: instead of the one computed from the scenario.
         before: what the engine served before this run; it leaves the prefix cache warm, as an earlier run
             of a client with the same seed does.
+        leap: False takes every step with the plain scheduler; the result is the same.
 
     Raises:
         BadInput: the engine would refuse to start, or refuse a request.
@@ -101,6 +103,7 @@ def simulate(
         idle_poll=engine.idle_poll,
         limits=engine.limits(scenario.engine, account),
         steps=steps,
+        leap=leap,
     )
     return _report(scenario, account, step_time, outcome, notes)
 

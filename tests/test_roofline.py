@@ -96,7 +96,7 @@ def test_same_shape_costs_the_same_whatever_came_before():
 
 def test_decodes_are_padded_to_the_next_graph():
     def gemm(decodes, **changes):
-        shape = replace(decodes_of(decodes, 100), num_sampled=1)  # the output projection is not padded
+        shape = decodes_of(decodes, 100)._replace(num_sampled=1)  # the output projection is not padded
         return roofline(**changes).parts(shape).gemm
 
     assert gemm(41) == gemm(48)

@@ -120,7 +120,7 @@ def test_the_pool_is_empty_when_all_is_done(load, variant):
         take_in(request)
 
     scheduler.add_request = look_then_take_in
-    run(scheduler, requests, FixedSteps())
+    run(scheduler, requests, FixedSteps(), leap=False)
     late = found["late"]
     assert (late.num_running, late.num_waiting, late.kv_used_tokens) == (0, 0, 0)
 

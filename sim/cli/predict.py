@@ -34,7 +34,10 @@ def step_time_from(profile: Path | None, scenario: Scenario) -> tuple[StepTimeMo
 
 
 def simulate_with(
-    scenario: Scenario, profile: Path | None, steps: Callable[[dict[str, Any]], None] | None = None
+    scenario: Scenario,
+    profile: Path | None,
+    steps: Callable[[dict[str, Any]], None] | None = None,
+    leap: bool = True,
 ) -> SimResult:
     """Simulate a scenario with the profile's step times if one is given."""
     from dataclasses import replace
@@ -42,7 +45,9 @@ def simulate_with(
     from sim.simulate import simulate
 
     step_time, notes = step_time_from(profile, scenario)
-    return simulate(replace(scenario, notes=(*scenario.notes, *notes)), step_time=step_time, steps=steps)
+    return simulate(
+        replace(scenario, notes=(*scenario.notes, *notes)), step_time=step_time, steps=steps, leap=leap
+    )
 
 
 @contextmanager
@@ -79,6 +84,7 @@ def steps_file(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] |
 @click.option("--json", "json_to", metavar="FILE|-", help="Write the result with `vllm bench serve`'s keys.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the result (.png, .svg or .pdf).")
 @click.option("--steps", type=click.Path(path_type=Path), help="Write each step's batch as JSONL.")
+@click.option("--no-leap", is_flag=True, help="Take every step one by one: slower, same result.")
 def predict(
     inputs: ScenarioOptions,
     concurrency: str | None,
@@ -86,6 +92,7 @@ def predict(
     json_to: str | None,
     plot: Path | None,
     steps: Path | None,
+    no_leap: bool,
 ) -> None:
     """Predict TTFT, TPOT, ITL, E2E, throughput, KV use and preemptions of SCENARIO.yaml or of two commands.
 
@@ -100,11 +107,11 @@ def predict(
     if len(scenarios) > 1 or concurrency is not None:
         if steps is not None:
             raise BadInput("--steps", str(steps), "writes one run; give one scenario without --concurrency")
-        predict_side_by_side(scenarios, concurrency, profile, json_to, plot)
+        predict_side_by_side(scenarios, concurrency, profile, json_to, plot, leap=not no_leap)
         return
     check_outputs(json_to, plot)
     with steps_file(steps) as sink:
-        outcome = simulate_with(scenarios[0], profile, sink)
+        outcome = simulate_with(scenarios[0], profile, sink, leap=not no_leap)
     write_outcome(outcome, json_to, plot)
 
 
@@ -147,6 +154,7 @@ def predict_side_by_side(
     profile: Path | None,
     json_to: str | None,
     plot: Path | None,
+    leap: bool = True,
 ) -> None:
     """Predict several scenarios, each at several concurrencies, as one table and one picture."""
     from sim.resultfile import result_text
@@ -155,7 +163,10 @@ def predict_side_by_side(
 
     check_outputs(json_to, plot)
     levels = parse_levels(concurrency)
-    curves = [sweep(scenario, levels, lambda s: simulate_with(s, profile).result) for scenario in scenarios]
+    curves = [
+        sweep(scenario, levels, lambda s: simulate_with(s, profile, leap=leap).result)
+        for scenario in scenarios
+    ]
     results = [point.result for curve in curves for point in curve.points]
     text = "".join(result_text(result, detailed=False) for result in results)  # JSON lines
     if json_to == "-":

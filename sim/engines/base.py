@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from sim.request import Request
 
@@ -26,8 +26,7 @@ class ScheduledChunk(NamedTuple):
     samples: bool  # whether this chunk reaches the end of the known sequence, so a token comes out
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
+class StepShape(NamedTuple):
     """What a step-time model needs to know of a batch. All counts are tokens or sequences of one step.
 
     A chunk of exactly one token counts as a decode: its attention and its graph are a decode's.
@@ -58,6 +57,11 @@ class StepShape:
         return self.num_prefill_tokens + self.num_decode_seqs
 
 
+def decodes(kind: StepKind, sequences: int, context: int) -> StepShape:
+    """A batch of decodes with `context` tokens in all, every one of them sampled."""
+    return StepShape(kind, 0, 0, sequences, 0, 0, context, sequences)
+
+
 @dataclass(slots=True)
 class StepPlan:
     """What one scheduling call decided.
@@ -69,6 +73,8 @@ class StepPlan:
         preempted: ids of the victims of this call, in the order they were taken (SGLang: retracted).
         cached: (id, prefix-cache hit in tokens) for every request admitted or resumed by this call,
             zero hits included.
+        crowd, crowd_context: decodes that `scheduled` does not list (see `Leaping`), and the sum over them of
+            start + 1.
     """
 
     step: int
@@ -76,10 +82,14 @@ class StepPlan:
     scheduled: list[ScheduledChunk] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     cached: list[tuple[str, int]] = field(default_factory=list)
+    crowd: int = 0
+    crowd_context: int = 0
 
     def shape(self) -> StepShape:
         """Sum the batch up for pricing."""
-        prefill_tokens = prefill_seqs = decodes = pairs = prefill_context = decode_context = sampled = 0
+        prefill_tokens = prefill_seqs = pairs = prefill_context = 0
+        decodes = sampled = self.crowd
+        decode_context = self.crowd_context
         for _, start, n, samples in self.scheduled:
             if n == 1:
                 decodes += 1
@@ -102,14 +112,17 @@ class StepResult:
     Attributes:
         new_tokens: (id, number of output tokens after it) in processing order; only tokens that were kept.
         finished: (id, reason), in order.
+        left: members of the crowd (see `Leaping`) that get no token of this result and did not finish.
+        regrouped: `new_tokens` names everybody, in a new order: the crowd has formed anew.
     """
 
     new_tokens: list[tuple[str, int]] = field(default_factory=list)
     finished: list[tuple[str, FinishReason]] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    regrouped: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class QueueState:
+class QueueState(NamedTuple):
     """Queue lengths and KV occupancy right after a call.
 
     `kv_used_tokens` counts tokens (vLLM: blocks x block size) that are held by requests; cached but
@@ -151,3 +164,33 @@ class Scheduler(Protocol):
 
     def waiting_ids(self) -> Sequence[str]:
         """Ids of waiting requests in the order in which the scheduler will look at them."""
+
+
+@runtime_checkable
+class Leaping(Scheduler, Protocol):
+    """A scheduler that decides the same, but counts its decoding requests instead of listing them.
+
+    Requests that get one token in every call form the crowd. Plans and results tell it by its size and by who
+    joins and leaves: a request that `new_tokens` of a result names belongs to the crowd's end from then on,
+    until it finishes or `left` names it. (Results of kind "prefill" leave the crowd alone.)
+    """
+
+    def steady_calls(self) -> int:
+        """How many further calls are certain to equal the latest one, but for contexts that grow by one each.
+
+        That holds as long as no request is added. None of the results due before the last of these calls
+        finishes a request. 0 or more.
+        """
+
+    def steady_shape(self) -> StepShape:
+        """The batch of the first of these calls."""
+
+    def steady_kv_tokens(self, calls: int) -> int:
+        """How many more KV tokens are held after that many of these calls."""
+
+    def leap(self, calls: int) -> StepPlan | None:
+        """Make that many calls (at most `steady_calls`), and process the results due before the last one.
+
+        Returns:
+            The plan whose result is still due, if `pipeline_depth` leaves one in flight.
+        """

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from sim.engines.base import FinishReason, QueueState, ScheduledChunk, StepPlan, StepResult
+from sim.engines.base import FinishReason, Leaping, QueueState, ScheduledChunk, StepPlan, StepResult
 from sim.engines.vllm.block_pool import BlockPool, CountingBlockPool, PrefixCachingBlockPool
 from sim.engines.vllm.config import VllmSchedulerConfig
 from sim.engines.vllm.queue import FcfsQueue, PriorityQueue, WaitingQueue
@@ -39,6 +39,7 @@ class VllmScheduler:
 
     def __init__(self, config: VllmSchedulerConfig, *, shares_prefixes: bool = True) -> None:
         self.config = config
+        self._shares_prefixes = shares_prefixes
         self.pipeline_depth = 2 if config.async_scheduling else 1
         counts = not shares_prefixes and config.scheduling_policy == "fcfs"
         self.block_pool: BlockPool = (CountingBlockPool if counts else PrefixCachingBlockPool)(
@@ -76,8 +77,7 @@ class VllmScheduler:
             what = f"prompt of {request.prompt_len} tokens"
             hint = f"needs {blocks} KV blocks of {self._num_usable_blocks} usable ones; {_MORE_MEMORY}"
             raise BadInput(f"request {request.request_id}", what, hint)
-        table = self.block_pool.new_table(request.request_id, request.prompt)
-        self.waiting.add(EngineRequest(request, self._num_added, config.max_model_len, table))
+        self.waiting.add(self._new_request(request))
         self._num_added += 1
 
     def has_work(self) -> bool:
@@ -107,7 +107,7 @@ class VllmScheduler:
         self._num_steps += 1
         batch: list[EngineRequest] = []
         threshold = self.config.prefill_threshold(len(self.running) + len(self.waiting))
-        budget = self._schedule_running(plan, batch, threshold)
+        budget = self._schedule_running(plan, batch, threshold, self._token_budget)
         if not plan.preempted:
             self._schedule_waiting(plan, batch, threshold, budget)
         if batch:
@@ -146,16 +146,28 @@ class VllmScheduler:
             self._finished_unannounced = True
         return result
 
+    def leaping(self, requests: Sequence[Request]) -> Leaping | None:
+        """A fresh scheduler that decides the same for these requests and can leap, or None."""
+        from sim.engines.vllm.leap import LeapingVllmScheduler, can_leap
+
+        if not can_leap(self.config, requests):
+            return None
+        return LeapingVllmScheduler(self.config, shares_prefixes=self._shares_prefixes)
+
+    def _new_request(self, request: Request) -> EngineRequest:
+        table = self.block_pool.new_table(request.request_id, request.prompt)
+        return EngineRequest(request, self._num_added, self.config.max_model_len, table)
+
     # -- the running loop ---------------------------------------------------------------------------------
 
-    def _schedule_running(self, plan: StepPlan, batch: list[EngineRequest], threshold: int) -> int:
-        """Give each running request the tokens that it lacks. Returns the budget that is left."""
+    def _schedule_running(
+        self, plan: StepPlan, batch: list[EngineRequest], threshold: int, budget: int, index: int = 0
+    ) -> int:
+        """Give each running request, from position `index` on, what it lacks. Returns the budget left."""
         running = self.running
         last_position = self.config.max_model_len - 1
         block_size = self.config.block_size
         pool = self.block_pool
-        budget = self._token_budget
-        index = 0
         while index < len(running) and budget > 0:
             request = running[index]
             computed = request.num_computed_tokens

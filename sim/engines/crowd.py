@@ -1,0 +1,92 @@
+"""Requests that decode one token in every scheduling call, counted instead of visited.
+
+Calls are numbered. A member that has computed n tokens after call p has computed n - p + q after call q, so
+one number, its anchor n - p, tells its state at every later call; what the whole crowd needs is a sum.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, TypeVar
+
+Member = TypeVar("Member")
+
+
+class Crowd(Generic[Member]):
+    """Counts of a crowd whose members are known by their anchors [tokens].
+
+    Args:
+        block_size: tokens per KV block.
+
+    Attributes:
+        size: members.
+        ends: members by the call whose result will end them, in the order in which they joined; entries of
+            members that left before are not taken out.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self.size = 0
+        self.ends: dict[int, list[Member]] = {}
+        self._block_size = block_size
+        self._anchors = 0
+        self._phases = [0] * block_size
+        self._end_calls: list[int] = []
+
+    def join(self, anchor: int) -> None:
+        """Count a member."""
+        self.size += 1
+        self._anchors += anchor
+        self._phases[(1 - anchor) % self._block_size] += 1
+
+    def leave(self, anchor: int) -> None:
+        """Count a member no more."""
+        self.size -= 1
+        self._anchors -= anchor
+        self._phases[(1 - anchor) % self._block_size] -= 1
+
+    def expect_end(self, call: int, member: Member) -> None:
+        """The result of that call will end a member, unless it leaves before."""
+        ending = self.ends.get(call)
+        if ending is None:
+            self.ends[call] = [member]
+            heapq.heappush(self._end_calls, call)
+        else:
+            ending.append(member)
+
+    def first_end(self) -> int | None:
+        """The earliest call whose result may end a member."""
+        calls, ends = self._end_calls, self.ends
+        while calls and calls[0] not in ends:
+            heapq.heappop(calls)
+        return calls[0] if calls else None
+
+    def context(self, call: int) -> int:
+        """Tokens computed once the call is done, summed over the members."""
+        return self._anchors + self.size * call
+
+    def new_blocks(self, call: int, calls: int = 1) -> int:
+        """Blocks that the crowd begins in that call and those after it."""
+        if calls == 1:
+            return self._phases[call % self._block_size]
+        rounds, rest = divmod(calls, self._block_size)
+        phases, size = self._phases, self._block_size
+        return rounds * self.size + sum([phases[(call + k) % size] for k in range(rest)])
+
+    def begins_block(self, anchor: int, call: int) -> bool:
+        """Whether a member begins a block in that call."""
+        return (1 - anchor - call) % self._block_size == 0
+
+    def calls_within(self, blocks: int, call: int, most: int) -> int:
+        """How many calls from that one on, at most `most`, need no more than that many blocks."""
+        size, phases = self._block_size, self._phases
+        if -(-most // size) * self.size <= blocks:
+            return most
+        rounds = blocks // self.size if self.size else 0
+        calls = rounds * size
+        blocks -= rounds * self.size
+        while calls < most:
+            blocks -= phases[(call + calls) % size]
+            if blocks < 0:
+                return calls
+            calls += 1
+        return most

@@ -1,0 +1,203 @@
+"""The replica that leaps: the same events at the same times, without stopping at each.
+
+Two things spare work. Between two events outside the engine (a client's send, a delivery that a client waits
+for) nobody looks at the engine, so it steps on its own clock and lets SimPy catch up when something is due.
+And where the scheduler is certain of its next calls, their step times form an arithmetic progression, so that
+all of them are priced, emitted and accounted for at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Generator
+from typing import Any, NamedTuple
+
+import simpy
+
+from sim.engines.base import Leaping, QueueState, StepResult, StepShape, decodes
+from sim.engines.glue import Limits
+from sim.pricing import DecodePrices, Line
+from sim.recorder import Recorder
+from sim.replica import InFlight, Replica, add_time
+from sim.steptime.base import StepTimeModel
+
+
+class Stretch(NamedTuple):
+    """The moments of certain calls [s]: call 0 is made at `now`, call i > 0 at begin + sum of i - 1 periods.
+
+    Period k (from 0) is period + k * growth. Results are processed at the moments of calls 1, 2, ...
+    """
+
+    now: float
+    begin: float
+    period: float
+    growth: float
+
+    def call(self, i: int) -> float:
+        """When call i is made."""
+        if not i:
+            return self.now
+        return self.begin + progression(i - 1, self.period, self.growth)
+
+    def calls_before(self, moment: float, most: int) -> int:
+        """How many calls, at most `most`, are made before that moment. It lies behind call 0."""
+        ahead = moment - self.begin
+        if ahead <= 0.0:
+            return 1
+        if self.call(most) < moment:
+            return most
+        half = self.growth / 2
+        linear = self.period - half
+        root = (
+            (math.sqrt(linear * linear + 4 * half * ahead) - linear) / (2 * half) if half else ahead / linear
+        )
+        calls = min(most, max(1, int(root) + 1))
+        while calls > 1 and self.call(calls - 1) >= moment:
+            calls -= 1
+        while calls < most and self.call(calls) < moment:
+            calls += 1
+        return calls
+
+
+def progression(count: int, first: float, growth: float) -> float:
+    """first + (first + growth) + ..., `count` terms."""
+    return count * first + growth * (count * (count - 1) // 2)
+
+
+class LeapingReplica(Replica):
+    """`Replica` for a scheduler that can leap."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Leaping,
+        step_time: StepTimeModel,
+        recorder: Recorder,
+        *,
+        idle_poll: float = 0.0,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(env, scheduler, step_time, recorder, idle_poll=idle_poll, limits=limits)
+        self._leaper = scheduler
+        self._prices = DecodePrices(step_time)
+
+    def _loop(self) -> Generator[simpy.Event, Any, None]:
+        """The loop of `Replica`; `now` runs ahead of SimPy's clock while nobody else has anything to do."""
+        env, scheduler, depth = self._env, self._leaper, self._scheduler.pipeline_depth
+        in_flight: deque[InFlight] = deque()
+        now = env.now
+        while True:
+            if env.peek() <= now:
+                yield env.timeout(now - env.now)
+            self._drain(now)
+            came_to_nothing = False
+            if scheduler.has_work():
+                calls = scheduler.steady_calls()
+                if calls and (landed := self._leap(calls, now, in_flight)) is not None:
+                    now = landed
+                    continue
+                plan = scheduler.schedule()
+                shape = plan.shape()
+                self._note_plan(plan, now)
+                now += self._step_time.host_before(shape)
+                if plan.kind != "idle":
+                    in_flight.append(self._launch(plan, shape, now))
+                    if len(in_flight) < depth:
+                        continue
+                came_to_nothing = plan.kind == "idle"
+            elif not in_flight:
+                yield self._arrival()
+                self._wake = None
+                now = env.now
+                self._device_free = max(self._device_free, now)
+                continue
+            if in_flight:
+                step = in_flight.popleft()
+                now = max(now, step.end)
+                result = scheduler.update(step.plan)
+                now += self._step_time.host_after(step.shape)
+                self._deliver(step, result, now)
+            elif came_to_nothing:
+                self._watch_idle()
+            if came_to_nothing and self._idle_poll and self._unfinished():
+                now += self._idle_poll
+
+    def _deliver(self, step: InFlight, result: StepResult, now: float) -> None:
+        recorder = self._recorder
+        ids = [rid for rid, _ in result.new_tokens]
+        if step.plan.kind == "prefill":
+            recorder.emit_apart(now, ids)
+            some = bool(ids)
+        else:
+            some = recorder.emit(now, result.left, ids)
+        self._note_output(step, some)
+        for rid, reason in result.finished:
+            self._finish(rid, reason, now)
+
+    def _leap(self, calls: int, now: float, in_flight: deque[InFlight]) -> float | None:
+        """Make as many of the certain calls as lie before the next event. Returns when the next one is due.
+
+        None if the step-time model has no line for them, or if host and device are not in step yet.
+        """
+        shape = self._leaper.steady_shape()
+        line = self._prices.line(shape)
+        if line is None:
+            return None
+        context, size = shape.decode_context, shape.num_decode_seqs
+        calls = min(calls, (line.high - context) // size + 1)
+        duration, growth = line.intercept + line.slope * context, line.slope * size
+        last_duration = duration + growth * (calls - 1)
+        host = line.host_before + line.host_after
+        behind = in_flight[-1].end if in_flight else None
+        if behind is None:
+            stretch = Stretch(now, now + host + duration, host + duration + growth, growth)
+        elif now + line.host_before <= behind and host <= min(duration, last_duration):
+            stretch = Stretch(now, behind + line.host_after, duration, growth)
+        elif now + line.host_before >= behind and host >= max(duration, last_duration):
+            stretch, behind = Stretch(now, now + host, host, 0.0), None
+        else:
+            return None
+        event = self._env.peek()
+        if self._inbox and self._inbox[0][0] < event:
+            event = self._inbox[0][0]
+        if event < math.inf:
+            calls = stretch.calls_before(event, calls)
+        busy = progression(calls - 1, duration, growth)
+        start = stretch.call(calls - 1) + line.host_before if behind is None else behind + busy
+        if start - busy > self._device_free:
+            add_time(self.usage.device, "host", start - busy - self._device_free)
+        last_duration = duration + growth * (calls - 1)
+        self._device_free = start + last_duration
+        self._recorder.emit_run((stretch.begin, stretch.period, stretch.growth), calls)
+        self._sample(stretch, calls)
+        plan = self._leaper.leap(calls)
+        if plan is not None:
+            latest = decodes(shape.kind, size, context + size * (calls - 1))
+            in_flight[-1] = InFlight(plan, latest, start, self._device_free)
+        self._account(line, shape, busy + last_duration, calls)
+        return stretch.call(calls)
+
+    def _sample(self, stretch: Stretch, calls: int) -> None:
+        """What `_note_plan` keeps of each call."""
+        state, leaper = self._leaper.queue_state(), self._leaper
+
+        def sample(i: int) -> tuple[float, QueueState]:
+            used = state.kv_used_tokens + leaper.steady_kv_tokens(i + 1)
+            return stretch.call(i), state._replace(kv_used_tokens=used)
+
+        self.series.add_run(calls, sample)
+
+    def _account(self, line: Line, shape: StepShape, seconds: float, calls: int) -> None:
+        """What `_launch` keeps of each step; `seconds` of device time in all."""
+        usage = self.usage
+        self._state = self._leaper.queue_state()
+        usage.max_kv_used_tokens = max(usage.max_kv_used_tokens, self._state.kv_used_tokens)
+        usage.steps += calls
+        if line.resource is not None:
+            add_time(usage.device, line.resource, seconds)
+        if reason := self._kept_out(shape):
+            add_time(usage.waiting, reason, seconds)
+        if line.reason is not None:
+            usage.out_of_range[line.reason] = usage.out_of_range.get(line.reason, 0) + calls
+        self._idle_calls = self._tokens_since_output = 0
