@@ -1,0 +1,129 @@
+"""`servecast explain`: what a metric, flag or line means, and what it does in a scenario."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sim.cli.options import ScenarioOptions, scenario_options
+from sim.scenario import EngineName, Scenario
+
+if TYPE_CHECKING:
+    from sim.explain.lookup import Found
+    from sim.explain.numbers import Numbers
+    from sim.steptime.base import StepTimeModel
+
+
+@click.command()
+@click.argument("name")
+@scenario_options
+@click.option("--engine", type=click.Choice(["vllm", "sglang"]), help="Whose names and flags to show.")
+@click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")
+@click.option("--json", "as_json", is_flag=True, help="Print page and numbers as JSON.")
+def explain(
+    inputs: ScenarioOptions, name: str, engine: EngineName | None, profile: Path | None, as_json: bool
+) -> None:
+    """Explain NAME: a metric, a flag, a name from /metrics, a line of a log or of a report.
+
+    \b
+    servecast explain ttft
+    servecast explain max-num-seqs --engine-version 0.33.0
+    servecast explain vllm:kv_cache_usage_perc
+    servecast explain "GPU KV cache size: 194,896 tokens"
+
+    With a scenario (a file, or --serve, --bench and --gpu) it adds that scenario's numbers, simulated: what
+    fits, what waits, where TTFT goes, and what each knob would change.
+    """
+    from sim.explain.lookup import find
+    from sim.explain.page import default_version, engine_of, render
+
+    name, inputs = _whole_name(name, inputs)
+    source = inputs.source() if inputs.files or inputs.serve else None
+    if engine is None and source is not None:
+        engine = source.serve.engine
+    found = find(name, engine)
+    own = engine_of(found, engine)
+    version = inputs.engine_version or (source.engine_version if source else None) or default_version(own)
+    counted = None
+    if source is not None:
+        from sim.explain.numbers import numbers
+
+        counted = numbers(source, found, step_times(profile))
+    if as_json:
+        click.echo(json.dumps(_document(found, own, version, counted), indent=2))
+        return
+    click.echo(render(found, own, version))
+    if counted is not None:
+        from sim.explain.numbers import render as render_numbers
+
+        click.echo("\n" + render_numbers(counted))
+
+
+def step_times(profile: Path | None) -> Callable[[Scenario], StepTimeModel | None]:
+    """The step-time model of each scenario: of the profile, or the GPU's defaults."""
+    from sim.cli.predict import step_time_from
+    from sim.explain.uncertain import defaults
+
+    return defaults if profile is None else lambda scenario: step_time_from(profile, scenario)[0]
+
+
+def _whole_name(name: str, inputs: ScenarioOptions) -> tuple[str, ScenarioOptions]:
+    """Words that are no files belong to the name, so that it need not be quoted."""
+    words = [
+        word for word in inputs.files if not Path(word).exists() and not word.endswith((".yaml", ".yml"))
+    ]
+    files = tuple(word for word in inputs.files if word not in words)
+    return " ".join([name, *words]), replace(inputs, files=files)
+
+
+def _document(found: Found, engine: EngineName, version: str, counted: Numbers | None) -> dict[str, Any]:
+    from sim.explain.knowledge import concepts, movers
+
+    entry = found.concept or found.metric or found.log or found.knob
+    key = found.name if found.concept else found.metric.concept if found.metric else ""
+    key = found.log.concept if found.log else key
+    document: dict[str, Any] = {
+        "name": found.name,
+        "kind": found.kind,
+        "engine": engine,
+        "engine_version": version,
+        "class": concepts()[key].metric_class if key else "A",
+        "concept": key or None,
+        "note": found.note,
+        "entry": None if entry is None else entry.model_dump(by_alias=True),
+        "moved_by": {
+            name: {"change": knob.change, "direction": knob.moves[key], "costs": knob.costs}
+            for name, knob in (movers(key, engine).items() if key else ())
+        },
+    }
+    if found.table_flag is not None:
+        document["flag"] = {"role": found.table_flag.role, "effect": found.table_flag.effect}
+    if counted is not None:
+        base = counted.base
+        document["scenario"] = {
+            "fits": base.fits,
+            "in_flight": base.demand,
+            "wait": max(0, base.demand - base.fits),
+            "kv_cache_tokens": base.kv_cache_tokens,
+            "peak_running": base.peak_running,
+            "preemptions": base.preemptions,
+            "queue_share_of_ttft": base.queue_share,
+            "figures": dict(base.figures),
+            "changes": [
+                {
+                    "flag": tried.change.flag,
+                    "from": tried.change.before,
+                    "to": tried.change.after,
+                    "fits": None if tried.outcome is None else tried.outcome.fits,
+                    "figures": None if tried.outcome is None else dict(tried.outcome.figures),
+                    "refused": tried.refusal or None,
+                }
+                for tried in counted.tried
+            ],
+        }
+    return document

@@ -1,0 +1,137 @@
+"""From a result file back to the scenario that made it, so that it can be asked what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sim.build import ScenarioSource, read_source
+from sim.cli.options import ScenarioOptions, read_text
+from sim.commands.serve import table
+from sim.errors import BadInput
+from sim.resultfile import read_result
+from sim.results import BenchResult
+
+SCENARIO_SUFFIXES = (".yaml", ".yml")
+# Resolved arguments of a prediction that say nothing as flags, or follow from others.
+_NOT_FLAGS = {"device", "cudagraph_mode", "max_num_scheduled_tokens", "cudagraph_capture_sizes"}
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+def source_of(inputs: ScenarioOptions) -> tuple[ScenarioSource, BenchResult | None]:
+    """The scenario to tune, and the measured (or predicted) run it was read from, if it was a result file.
+
+    A result of `servecast bench` or `predict` carries engine, model, GPU and load. Other clients' reports
+    carry the load only, so the launch command and the GPU must be given with --serve and --gpu.
+
+    Raises:
+        BadInput: several files, or what the result does not say and no option gives.
+    """
+    if len(inputs.files) > 1:
+        raise BadInput("SCENARIO", None, f"takes one scenario or result, {len(inputs.files)} were given")
+    path = inputs.files[0] if inputs.files else None
+    if path is None or path.endswith(SCENARIO_SUFFIXES):
+        return inputs.source(), None
+    result = read_result(path)
+    return _of_result(result, path, inputs), result
+
+
+def _of_result(result: BenchResult, path: str, inputs: ScenarioOptions) -> ScenarioSource:
+    identity = result.identity
+    content: dict[str, Any] = {}
+    serve = read_text(inputs.serve[0], "--serve") if inputs.serve else None
+    if serve is None:
+        content["engine"] = _engine(identity, path)
+    gpu = inputs.gpu or identity.get("gpu")
+    if gpu is None:
+        raise BadInput("--gpu", None, f"{path} does not name the GPU; give it")
+    content["workload"] = _workload(result, path)
+    tokens = result.server.get("kv_cache_tokens")
+    same_engine = serve is None
+    return read_source(
+        file=content,
+        serve=serve,
+        bench=None if inputs.bench is None else read_text(inputs.bench, "--bench"),
+        gpu=gpu,
+        gpu_count=inputs.gpu_count,
+        model=inputs.model or (identity.get("model") if same_engine else None),
+        engine_version=inputs.engine_version or (identity.get("engine_version") if same_engine else None),
+        sets=inputs.sets,
+        kv_cache_tokens=inputs.kv_cache_tokens or (int(tokens) if tokens else None),
+        num_gpu_blocks=inputs.num_gpu_blocks,
+        seed=inputs.seed,
+    )
+
+
+def _engine(identity: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The engine as a scenario file has it, from the flags as given or else as resolved."""
+    name = identity.get("engine")
+    if name not in ("vllm", "sglang") or not (identity.get("flags") or identity.get("engine_args")):
+        raise BadInput("--serve", None, f"{path} does not say how the engine was launched; give its command")
+    args: dict[str, Any] = {}
+    if identity.get("flags") is not None:
+        for flag, value in identity["flags"]:
+            args[str(flag).lstrip("-")] = True if value is None else value
+    else:
+        flags = table(name)
+        for key, value in identity["engine_args"].items():
+            flag = flags.spellings.get("--" + key.replace("_", "-"))
+            if value is None or key in _NOT_FLAGS or flag is None or flag.role != "modelled":
+                continue
+            if flag.kind == "switch" and value is not True:
+                continue
+            args[key] = _DTYPES.get(value, value) if key == "dtype" else value
+    return {"name": name, "model": identity.get("model"), "args": args, "env": identity.get("env") or {}}
+
+
+def _workload(result: BenchResult, path: str) -> dict[str, Any]:
+    """The load: as servecast wrote it, else what the report tells of it."""
+    described = result.identity.get("workload")
+    if isinstance(described, Mapping):
+        return _own_workload(described)
+    figures, identity = result.aggregates, result.identity
+    completed = figures.get("completed") or 0
+    total_in, total_out = figures.get("total_input_tokens"), figures.get("total_output_tokens")
+    if not completed or not total_in or not total_out:
+        raise BadInput("--bench", None, f"{path} does not tell the load; give the benchmark command")
+    workload: dict[str, Any] = {
+        "num_prompts": int(completed + (figures.get("failed") or 0)),
+        "dataset": {
+            "kind": "random",
+            "input_len": max(1, round(total_in / completed)),
+            "output_len": max(1, round(total_out / completed)),
+        },
+    }
+    if result.records is not None and Path(path).exists() and result.tool == "vllm bench serve":
+        workload["dataset"] = {"kind": "vllm-result", "path": path}
+    for key in ("max_concurrency", "burstiness"):
+        if identity.get(key) is not None:
+            workload[key] = identity[key]
+    rate = identity.get("request_rate")
+    if rate not in (None, "inf"):
+        workload["request_rate"] = float(rate)
+    return workload
+
+
+_DATASETS = {"RandomDataset": "random", "PrefixRepetitionDataset": "prefix_repetition"}
+
+
+def _own_workload(described: Mapping[str, Any]) -> dict[str, Any]:
+    """`workload_identity` turned round into a scenario file's `workload:`."""
+    workload = {
+        key: value
+        for key, value in described.items()
+        if value is not None and key not in ("dataset", "dataset_name", "goodput", "duration", "endpoint")
+    }
+    if workload.get("request_rate") == "inf":
+        workload["request_rate"] = float("inf")
+    if workload.get("burstiness") == "inf":
+        workload["burstiness"] = float("inf")
+    ramp = workload.pop("ramp_up", None)
+    if ramp:
+        workload["ramp_up"] = {"strategy": ramp[0], "start": ramp[1], "end": ramp[2]}
+    dataset = {key: value for key, value in (described.get("dataset") or {}).items() if value is not None}
+    dataset.setdefault("kind", _DATASETS.get(str(described.get("dataset_name")), "random"))
+    workload["dataset"] = dataset
+    return workload

@@ -1,0 +1,119 @@
+"""A scenario written out as the commands that a shell takes."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from sim.build import ScenarioSource
+from sim.commands.bench import default_spec, parse_bench_command
+from sim.commands.serve import launch_words
+from sim.errors import BadInput
+from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
+
+
+def serve_text(source: ScenarioSource) -> str:
+    """The launch command of a source, ready for a shell.
+
+    Raises:
+        BadInput: the source cannot be built.
+    """
+    engine = source.build().engine
+    model = source.serve.model or source.model
+    start = (
+        ["vllm", "serve", model]
+        if engine.name == "vllm"
+        else ["python", "-m", "sglang.launch_server", "--model-path", model]
+    )
+    env = [f"{name}={shlex.quote(value)}" for name, value in engine.env.items()]
+    return " ".join([*env, shlex.join([*start, *launch_words(engine)])])
+
+
+def bench_text(source: ScenarioSource) -> str:
+    """The benchmark command of a source, ready for a shell: as given where that says all of the load."""
+    client, spec = source.bench.client, source.bench.spec
+    start = ["vllm", "bench", "serve"] if client == "vllm" else ["python", "-m", "sglang.bench_serving"]
+    given = [word for g in source.bench.given if not g.flag.secret for word in (g.spelling, *g.words)]
+    text = shlex.join([*start, *given])
+    try:
+        if parse_bench_command(text).spec == spec:
+            return text
+    except BadInput:
+        pass
+    words = [] if source.bench.model is None else ["--model", source.bench.model]
+    return shlex.join([*start, *words, *spec_words(spec)])
+
+
+def spec_words(spec: WorkloadSpec) -> list[str]:
+    """A load as flags of `vllm bench serve`; what its defaults say already is left out."""
+    base = default_spec(spec.client)
+    words = _dataset_words(spec)
+    numbers = {
+        "--num-prompts": (spec.num_prompts, base.num_prompts),
+        "--request-rate": (spec.request_rate, base.request_rate),
+        "--burstiness": (spec.burstiness, base.burstiness),
+        "--max-concurrency": (spec.max_concurrency, base.max_concurrency),
+        "--num-warmups": (spec.num_warmups, base.num_warmups),
+        "--seed": (spec.seed, base.seed),
+        "--rate-scale": (spec.rate_scale, base.rate_scale),
+        "--duration": (spec.duration, base.duration),
+    }
+    for flag, (value, default) in numbers.items():
+        if value is not None and value != default:
+            words += [flag, _number(value)]
+    if spec.ramp_up is not None:
+        strategy, low, high = spec.ramp_up
+        words += ["--ramp-up-strategy", strategy]
+        words += ["--ramp-up-start-rps", _number(low), "--ramp-up-end-rps", _number(high)]
+    if spec.goodput:
+        words += ["--goodput", *(f"{name}:{_number(limit)}" for name, limit in spec.goodput)]
+    if spec.percentiles != base.percentiles:
+        words += ["--metric-percentiles", ",".join(_number(q) for q in spec.percentiles)]
+    if spec.use_trace_arrivals:
+        words.append("--use-trace-arrivals")
+    return words
+
+
+def _dataset_words(spec: WorkloadSpec) -> list[str]:
+    dataset = spec.dataset
+    if isinstance(dataset, RandomDataset):
+        words = ["--dataset-name", "random", "--random-input-len", str(dataset.input_len)]
+        words += ["--random-output-len", str(dataset.output_len)]
+        if dataset.range_ratio or dataset.style == "sglang":
+            words += ["--random-range-ratio", _number(dataset.range_ratio)]
+        if dataset.prefix_len:
+            words += ["--random-prefix-len", str(dataset.prefix_len)]
+        return words
+    if isinstance(dataset, PrefixRepetitionDataset):
+        words = ["--dataset-name", "prefix_repetition"]
+        for name in ("prefix_len", "suffix_len", "num_prefixes", "output_len"):
+            words += [f"--prefix-repetition-{name.replace('_', '-')}", str(getattr(dataset, name))]
+        return words if dataset.shuffle else [*words, "--disable-shuffle"]
+    assert isinstance(dataset, FileDataset)
+    return ["--dataset-name", dataset.kind, "--dataset-path", dataset.path]
+
+
+def _number(value: float) -> str:
+    if isinstance(value, float) and math.isfinite(value) and value != int(value):
+        return repr(value)
+    return str(int(value)) if math.isfinite(value) else "inf"
+
+
+def predict_text(source: ScenarioSource, profile: str | None = None) -> str:
+    """The `servecast predict` command that makes this prediction again, with the pool that was assumed."""
+    words = ["servecast", "predict", "--gpu", source.gpu]
+    if source.serve.model != source.model:
+        words += ["--model", source.model]
+    if source.gpu_count is not None:
+        words += ["--gpu-count", str(source.gpu_count)]
+    if source.engine_version is not None:
+        words += ["--engine-version", source.engine_version]
+    if source.observed.kv_cache_tokens is not None:
+        words += ["--kv-cache-tokens", str(source.observed.kv_cache_tokens)]
+    if source.observed.num_gpu_blocks is not None:
+        words += ["--num-gpu-blocks", str(source.observed.num_gpu_blocks)]
+    if source.seed is not None:
+        words += ["--seed", str(source.seed)]
+    if profile is not None:
+        words += ["--profile", profile]
+    return shlex.join([*words, "--serve", serve_text(source), "--bench", bench_text(source)])
