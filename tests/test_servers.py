@@ -192,6 +192,7 @@ class Scripted:
             health=state.get("health") == 200,
             models=state.get("models"),
             completion=state.get("completion", False),
+            locked=state.get("locked", False),
         )
 
     def sleep(self, seconds):
@@ -240,6 +241,13 @@ def test_a_server_that_lists_its_model_but_completes_nothing_is_given_up():
     server = Scripted([(5.0, {"health": 200, "models": ("m",)})])
     with pytest.raises(EngineFailed, match="no_completion"):
         server.wait(stall_timeout=3600)
+
+
+def test_a_server_that_wants_a_key_says_so_at_once():
+    server = Scripted([(5.0, {"health": 200, "locked": True})])
+    with pytest.raises(EngineFailed, match="OPENAI_API_KEY"):
+        server.wait(stall_timeout=3600)
+    assert server.now == 5.0
 
 
 def test_a_url_server_is_gone_only_after_it_was_there(tmp_path, stopping):

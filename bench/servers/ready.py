@@ -24,13 +24,14 @@ _REFUSAL_S = 60.0
 class Readiness:
     """What one look at a server found.
 
-    `models` is None while the listing is not to be had.
+    `models` is None while the listing is not to be had; `locked` says that it wants an API key that we lack.
     """
 
     port_open: bool = False
     health: bool = False
     models: tuple[str, ...] | None = None
     completion: bool = False
+    locked: bool = False
     detail: str = ""
 
 
@@ -85,7 +86,8 @@ def http_look(
         listing = fetch(base_url, "/v1/models", api_key_env=api_key_env)
         models = _model_ids(listing.json()) if listing.ok else None
         if models is None:
-            return Readiness(port_open=True, health=True, detail=f"/v1/models says {listing.status}")
+            locked = listing.status in (401, 403)
+            return Readiness(True, health=True, locked=locked, detail=f"/v1/models says {listing.status}")
         seen = Readiness(port_open=True, health=True, models=models)
         if model_id not in models:
             return replace(seen, detail=f"serves {', '.join(models) or 'no model'}")
@@ -167,6 +169,9 @@ def wait_ready(
             reached("port")
         if now_seen.health:
             reached("health")
+        if now_seen.locked:
+            fix = "the server wants an API key: export it as OPENAI_API_KEY"
+            raise EngineFailed(Failure("unauthorised", "startup", now_seen.detail, fix))
         if now_seen.models is not None and model_id not in now_seen.models:
             raise EngineFailed(_wrong_model(model_id, now_seen.models))
         if now_seen.completion:
