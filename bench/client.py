@@ -166,8 +166,8 @@ class _Transport(httpx.AsyncBaseTransport):
             await self._idle.pop().aclose()
 
 
-class _Watch:
-    """A stream that is being followed, for the watchdog."""
+class Watch:
+    """A stream that is being followed; `hit` names the limit that it met, "" for none."""
 
     __slots__ = ("hit", "reader", "sent", "wire")
 
@@ -225,7 +225,7 @@ class Client:
             "write": limits.total,
             "pool": None,
         }
-        self._watched: set[_Watch] = set()
+        self._watched: set[Watch] = set()
         self._watchdog: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -285,7 +285,7 @@ class Client:
             "http_status": response.status_code,
             "reused": wire.connected_at < sent,
         }
-        watch = _Watch(sent, wire, reader)
+        watch = Watch(sent, wire, reader)
         self._watched.add(watch)
         try:
             if wire.takes_body:

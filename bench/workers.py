@@ -27,7 +27,7 @@ from bench.wire import clock
 from sim.errors import ServecastError
 from sim.request import Request
 
-STREAMS_PER_PROCESS = 400  # that one process follows at 50 tokens/s each with a delay below a millisecond
+STREAMS_PER_PROCESS = 300  # that one process follows at 50 tokens/s each with a delay of about a millisecond
 _LEAD_S = 0.1  # from "all are ready" to the start of the run
 
 

@@ -214,7 +214,12 @@ def main() -> None:
     parser.add_argument(
         "--affinity", action="store_true", help="keep the server on CPU 0, clients on the rest"
     )
+    parser.add_argument(
+        "--realtime", action="store_true", help="SCHED_RR for all, where others use the machine"
+    )
     options = parser.parse_args()
+    if options.realtime:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))
     server_file = Path(__file__).with_name("token_server.py")
     server = subprocess.Popen(
         [sys.executable, str(server_file), "--rate", str(RATE)], stdout=subprocess.PIPE, text=True

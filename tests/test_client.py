@@ -6,9 +6,10 @@ import logging
 
 import pytest
 
-from bench.client import Client, Exchange, NoAnswer
+from bench.client import Client, Exchange, NoAnswer, Watch
 from bench.payload import Target, Timeouts, request_body
 from bench.prompts import PromptMaker, id_range
+from bench.stream import StreamReader
 from sim.errors import BadInput
 from sim.request import Request
 from tests.fakes.fault_server import Asked, FaultServer
@@ -141,6 +142,41 @@ def test_limits_are_positive(name):
 def test_limits_do_not_fail_slow_but_healthy_requests_by_default():
     limits = Timeouts()
     assert min(limits.first_token, limits.idle, limits.total) >= 300
+
+
+class StillWire:
+    """A wire whose last byte came at `last_read_at`."""
+
+    def __init__(self, last_read_at: float) -> None:
+        self.last_read_at = last_read_at
+        self.takes_body = True
+        self.aborted = False
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+@pytest.mark.parametrize(
+    ("now", "last_read", "has_token", "hit"),
+    [
+        (15.0, 0.0, False, ""),  # a long prefill
+        (119.0, 0.0, False, ""),
+        (121.0, 120.9, False, "first_token"),  # pings are no token
+        (70.0, 12.0, True, ""),  # a long pause between tokens
+        (73.0, 12.0, True, "idle"),
+        (599.0, 598.0, True, ""),
+        (601.0, 600.9, True, "total"),
+    ],
+)
+def test_each_limit_on_its_own(now, last_read, has_token, hit):
+    reader = StreamReader()
+    if has_token:
+        reader.feed(1.0, b'data: {"choices": [{"text": "a"}]}\n\n')
+    wire = StillWire(last_read)
+    watch = Watch(0.0, wire, reader)
+    watch.check(now, Timeouts(connect=10.0, first_token=120.0, idle=60.0, total=600.0))
+    assert watch.hit == hit
+    assert wire.aborted == bool(hit)
 
 
 def test_get_json():

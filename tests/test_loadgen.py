@@ -276,7 +276,7 @@ def test_a_plan_is_split_without_loss():
 
 
 @pytest.mark.parametrize(
-    ("streams", "cpus", "expected"), [(1, 2, 1), (5000, 2, 1), (5000, 8, 7), (300, 8, 1)]
+    ("streams", "cpus", "expected"), [(1, 2, 1), (5000, 2, 1), (5000, 8, 7), (250, 8, 1)]
 )
 def test_how_many_processes(streams, cpus, expected):
     assert processes_for(streams, cpus) == expected
