@@ -83,6 +83,7 @@ def test_what_the_server_would_refuse_is_refused(prompt: int, outputs: int, says
         ("schedule_policy", "hrrn", "--schedule-policy: 'hrrn': is not modelled"),
         ("prefill_decode_interval", -1, "--prefill-decode-interval: -1"),
         ("prefill_max_requests", 0, "--prefill-max-requests: 0"),
+        ("priority_scheduling_preemption_threshold", -1, "--priority-scheduling-preemption-threshold: -1"),
         ("schedule_conservativeness", -0.1, "--schedule-conservativeness: -0.1"),
     ],
 )

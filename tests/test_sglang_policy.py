@@ -36,6 +36,30 @@ def test_lpm_lets_an_uncached_duplicate_go_last_but_not_wait() -> None:
     assert first_batch(*trio, **args) == "prefill A[0:33] B[0:33] C[0:10]"
 
 
+@pytest.mark.parametrize(("shared", "order"), [(32, "A C B"), (31, "A B C")])
+def test_lpm_calls_32_shared_tokens_a_duplicate_whatever_the_page_size(shared: int, order: str) -> None:
+    trio = [ask("A", [(7, shared), (8, 2)], 1), ask("B", [(7, shared), (9, 2)], 1), ask("C", 10, 1)]
+    for page_size in (1, 16, 64):
+        batch = play(
+            *trio,
+            schedule_policy="lpm",
+            chunked_prefill_size=256,
+            max_total_tokens=1280,
+            page_size=page_size,
+        )[0]
+        assert " ".join(name for name, _, _ in batch["scheduled"]) == order
+
+
+def test_lpm_does_not_count_the_last_token_which_is_always_computed() -> None:
+    lines = play(
+        ask("X", [(7, 20)], 1),
+        ask("A", [(7, 20)], 1, arrival_step=2),
+        ask("B", [(7, 20), (8, 5)], 1, arrival_step=2),
+        schedule_policy="lpm",
+    )
+    assert told(lines)[2] == "prefill B[20:25] A[19]"
+
+
 @pytest.mark.parametrize(("waiting", "first"), [(128, "W127[40]"), (129, "W0[0:2]")])
 def test_lpm_gives_up_above_128_waiting_requests(waiting: int, first: str) -> None:
     """The last one in the queue has the only hit."""

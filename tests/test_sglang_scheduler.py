@@ -89,6 +89,9 @@ def test_max_new_tokens_is_clipped_to_context_and_pool_and_may_become_zero() -> 
     clipped = play(ask("A", 34, 30), max_total_tokens=64, page_size=16)
     assert told(clipped) == ["prefill A[0:34]", "idle"]
     assert clipped[0]["finished"] == ["A"]
+    overlapped = play(ask("A", 34, 30), max_total_tokens=64, page_size=16, disable_overlap_schedule=False)
+    assert told(overlapped) == ["prefill A[0:34]", "idle", "idle"]
+    assert [line["running"] for line in overlapped] == [[], ["A"], []]
 
 
 # -- chunks --------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
 """Records what the scheduler classes of an installed SGLang decide.
 
     python -m tests.real.sglang_recorder SEED COUNT OUT_DIR
+    python -m tests.real.sglang_recorder SEED NUMBER,NUMBER,... OUT_DIR
 
-writes `sglang.policies.scenarios.jsonl.gz` and `sglang.policies.traces.jsonl.gz` with the first COUNT
-scenarios of stream SEED that use a policy or an option beyond the usual ones, take at most `MAX_CALLS` calls,
-and in which the engine neither dies nor hangs; in half of them it retracts or preempts.
+The first form writes `sglang.policies.scenarios.jsonl.gz` and `sglang.policies.traces.jsonl.gz` with the
+first COUNT scenarios of stream SEED that use a policy or an option beyond the usual ones, take at most
+`MAX_CALLS` calls, and in which the engine neither dies nor hangs; in half of them it retracts or preempts.
+The second form writes `sglang.rules.*` with the named scenarios of the stream.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import gzip
 import importlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,11 +49,9 @@ def _write(path: Path, objects: Iterable[dict[str, Any]]) -> None:
     path.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def main(seed: str, count: int, folder: Path) -> None:
-    """Draw and record scenarios."""
+def find(seed: str, count: int) -> Iterator[list[dict[str, Any]]]:
+    """Scenario and trace of `count` scenarios worth keeping."""
     driver = load()
-    scenarios: list[dict[str, Any]] = []
-    lines: list[dict[str, Any]] = []
     room = {True: count // 2, False: count - count // 2}
     number = 0
     while any(room.values()):
@@ -67,11 +67,21 @@ def main(seed: str, count: int, folder: Path) -> None:
         has_victims = any(line["retracted"] for line in trace[1:])
         if trace[0]["steps"] <= MAX_CALLS and room[has_victims]:
             room[has_victims] -= 1
-            scenarios.append(scenario)
-            lines += trace
-    _write(folder / "sglang.policies.scenarios.jsonl.gz", scenarios)
-    _write(folder / "sglang.policies.traces.jsonl.gz", lines)
+            yield [scenario, *trace]
+
+
+def main(seed: str, which: str, folder: Path) -> None:
+    """Draw and record scenarios."""
+    if "," in which:
+        name = "sglang.rules"
+        drawn = [draw(seed, int(number)) for number in which.split(",")]
+        recorded = [[scenario, *load().record(scenario)] for scenario in drawn]
+    else:
+        name = "sglang.policies"
+        recorded = list(find(seed, int(which)))
+    _write(folder / f"{name}.scenarios.jsonl.gz", (scenario for scenario, *_ in recorded))
+    _write(folder / f"{name}.traces.jsonl.gz", (line for _, *trace in recorded for line in trace))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -40,14 +40,15 @@ def test_every_call_is_the_same(batch: int) -> None:
             assert facts == {key: header[key] for key in facts}, scenario
 
 
-def test_the_recordings_are_what_this_engine_decides() -> None:
+@pytest.mark.parametrize("name", ["sglang.policies", "sglang.rules"])
+def test_the_recordings_are_what_this_engine_decides(name: str) -> None:
     from tests.real.sglang_recorder import load
 
     driver = load()
     if driver.VERSION not in VERSIONS:
         pytest.skip(f"no rules for SGLang {driver.VERSION}")
-    scenarios = load_scenarios(DATA / "sglang.policies.scenarios.jsonl.gz")
-    for trace in load_traces(DATA / "sglang.policies.traces.jsonl.gz"):
+    scenarios = load_scenarios(DATA / f"{name}.scenarios.jsonl.gz")
+    for trace in load_traces(DATA / f"{name}.traces.jsonl.gz"):
         header, *lines = driver.record(scenarios[trace.scenario_id])
         assert lines == trace.lines
         assert header["outcome"] == trace.header["outcome"]

@@ -76,6 +76,10 @@ class SglangSchedulerConfig:
             raise BadInput("--schedule-policy", self.schedule_policy, hint)
         if self.prefill_max_requests is not None and self.prefill_max_requests < 1:
             raise BadInput("--prefill-max-requests", self.prefill_max_requests, "must be at least 1")
+        threshold = self.priority_scheduling_preemption_threshold
+        if threshold < 0:
+            hint = "must be at least 0, or requests of equal priority preempt each other for ever"
+            raise BadInput("--priority-scheduling-preemption-threshold", threshold, hint)
         if self.prefill_decode_interval < 0:
             raise BadInput("--prefill-decode-interval", self.prefill_decode_interval, "must be at least 0")
 
