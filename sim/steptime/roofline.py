@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -35,6 +36,57 @@ class StepParts(NamedTuple):
     def total(self) -> float:
         """Device time of the step [s]."""
         return sum(self)
+
+
+class ValidRange(NamedTuple):
+    """The largest steps that a calibration has seen; None where there was none.
+
+    Attributes:
+        tokens: of one step.
+        prefill_tokens: of one step, in chunks of more than one token.
+        decode_seqs: chunks of one token in one step.
+        context: mean tokens of context per decode.
+    """
+
+    tokens: int | None = None
+    prefill_tokens: int | None = None
+    decode_seqs: int | None = None
+    context: int | None = None
+
+    @classmethod
+    def of(cls, shapes: Iterable[StepShape]) -> ValidRange:
+        """The range that `shapes` span."""
+        tokens = prefill = decodes = context = 0
+        for shape in shapes:
+            tokens = max(tokens, shape.num_tokens)
+            prefill = max(prefill, shape.num_prefill_tokens)
+            decodes = max(decodes, shape.num_decode_seqs)
+            if shape.num_decode_seqs:
+                context = max(context, shape.decode_context // shape.num_decode_seqs)
+        return cls(tokens, prefill, decodes, context)
+
+    def beyond(self, shape: StepShape) -> str | None:
+        """Where a shape lies outside, and by how much (to the next power of two); None within a tenth."""
+        for what, limit, value in (
+            ("tokens per step", self.tokens, shape.num_tokens),
+            ("prompt tokens per step", self.prefill_tokens, shape.num_prefill_tokens),
+            ("decodes per step", self.decode_seqs, shape.num_decode_seqs),
+        ):
+            if limit is not None and value > RANGE_SLACK * limit:
+                return _beyond(what, limit, value)
+        decodes = shape.num_decode_seqs
+        if self.context is not None and decodes and shape.decode_context > RANGE_SLACK * self.context * decodes:
+            return _beyond("tokens of context per decode", self.context, shape.decode_context // decodes)
+        return None
+
+
+RANGE_SLACK = 1.1  # what a calibration says of a step carries this much further
+
+
+def _beyond(what: str, limit: int, value: int) -> str:
+    times = 2 ** max(1, math.ceil(math.log2(value / limit))) if limit else 0
+    far = f"by up to {times} times" if times else "none was measured"
+    return f"more {what} than the calibration's {limit} ({far})"
 
 
 NOTHING = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -88,6 +140,7 @@ class RooflineModel:
     buckets: GraphBuckets = NO_GRAPHS
     tensor_parallel_size: int = 1
     source: str = ""
+    valid: ValidRange | None = None
     front_end: FrontEnd = field(init=False)
     _split_memo: dict[tuple[str, int, int], tuple[float, float, float]] = field(
         init=False, repr=False, compare=False, default_factory=dict
@@ -142,8 +195,8 @@ class RooflineModel:
         return eff.host_update + eff.host_update_seq * (shape.num_decode_seqs + shape.num_prefill_seqs)
 
     def out_of_range(self, shape: StepShape) -> str | None:
-        """Always None: the formula has no calibrated range; its uncertainty is in the efficiencies."""
-        return None
+        """Why this shape lies outside what was calibrated; never without a calibration."""
+        return None if self.valid is None else self.valid.beyond(shape)
 
     def _split_without_attention(self, shape: StepShape) -> tuple[float, float, float]:
         """(compute, bandwidth, overhead) of all terms that no context length enters, remembered by batch."""

@@ -1,0 +1,212 @@
+"""Measured intervals lined up with the simulated steps that they span.
+
+The scheduler is exact, so a replay says which steps lie between two moments of a request's life. Each
+measured interval is then a sum of step durations, one row of a regression. With the schedule held, rows are
+smooth in the coefficients, which the simulated latencies themselves are not: a request that misses a step by
+a microsecond waits for the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.evidence import PerRequest
+from calibration.replay import Replay
+from sim.steptime.base import FrontEnd
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+PIECE = 16  # gaps per row where every token's time is known: short enough to tell kinds of steps apart
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Intervals over steps; every array has shape (rows,).
+
+    An interval lasts
+
+        fixed + front(coefficients) + delays * output_delay
+              + share * duration[before] + sum(duration[first : last + 1])
+
+    Attributes:
+        kind: 0 for a time to first token, 1 for gaps between tokens, 2 for a step that was timed alone.
+        measured: what the client saw [s].
+        first, last: the steps that it contains whole.
+        before: the step that was running when the request came, or -1.
+        share: the part of `before` that was left.
+        requests, prompt_tokens: of the requests that the front end worked on meanwhile.
+        delays: how often the way back to the client counts.
+        fixed: what the host added between the steps, at the coefficients of the replay [s].
+        time: when the interval ended [s]; neighbours share their steps, so errors cluster in time.
+        tokens: how many gaps a row is the sum of; its noise grows with the root of that.
+    """
+
+    kind: Ints
+    measured: Floats
+    first: Ints
+    last: Ints
+    before: Ints
+    share: Floats
+    requests: Floats
+    prompt_tokens: Floats
+    delays: Floats
+    fixed: Floats
+    time: Floats
+    tokens: Floats
+
+    def __len__(self) -> int:
+        return len(self.measured)
+
+    def predicted(self, durations: Floats, front: FrontEnd) -> Floats:
+        """The intervals at other step durations and front-end terms, the schedule held [s]."""
+        total = np.concatenate(([0.0], np.cumsum(durations)))
+        spanned = total[self.last + 1] - total[self.first]
+        running = np.where(self.before >= 0, durations[self.before] * self.share, 0.0)
+        outside = self.requests * front.request + self.prompt_tokens * front.prompt_token
+        total_time: Floats = self.fixed + spanned + running + outside + self.delays * front.output_delay
+        return total_time
+
+    def select(self, keep: NDArray[np.bool_]) -> Rows:
+        """The rows that `keep` marks."""
+        return Rows(**{name: getattr(self, name)[keep] for name in self.__slots__})
+
+
+def align(run: Replay, measured: PerRequest, front: FrontEnd) -> Rows:
+    """Rows of one run: a TTFT per request, and its decode: whole, or in pieces where token times are known.
+
+    Args:
+        run: the replay of these requests at the current coefficients.
+        measured: in the order of `run.records`; NaN leaves a row out.
+        front: the front end that the replay ran with.
+    """
+    prompt_lens = np.array([r.prompt_len for r in measured.requests], dtype=np.int64)
+    served = np.array([len(steps) > 0 for steps in run.token_steps])
+    index = np.flatnonzero(served & ~np.isnan(measured.ttft))
+    return join([_first_tokens(run, measured.ttft, front, prompt_lens, index), _decodes(run, measured)])
+
+
+def step_rows(seconds: Floats, host: Floats) -> Rows:
+    """One row per step that a probe timed; `host` is what the host adds to each [s]."""
+    size = len(seconds)
+    index = np.arange(size)
+    zeros = np.zeros(size)
+    return Rows(
+        kind=np.full(size, 2),
+        measured=seconds,
+        first=index,
+        last=index,
+        before=np.full(size, -1),
+        share=zeros,
+        requests=zeros,
+        prompt_tokens=zeros,
+        delays=zeros,
+        fixed=host,
+        time=np.cumsum(seconds),
+        tokens=np.ones(size),
+    )
+
+
+def join(parts: list[Rows]) -> Rows:
+    """All rows of `parts`, one after the other; their steps must be numbered alike."""
+    return Rows(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in Rows.__slots__})
+
+
+def _first_tokens(run: Replay, measured: Floats, front: FrontEnd, prompt_lens: Ints, index: Ints) -> Rows:
+    records, ends = run.records, run.start + run.duration
+    arrived = run.at_engine[index]
+    first_step = np.array([run.token_steps[i][0] for i in index.tolist()], dtype=np.int64)
+    # The step on the device when the request reached the engine, if there was one.
+    before = np.searchsorted(run.start, arrived, side="right") - 1
+    running = (before >= 0) & (before < first_step)
+    running &= np.where(before >= 0, ends[np.maximum(before, 0)] > arrived, False)
+    before = np.where(running, before, -1)
+    left = np.where(running, ends[np.maximum(before, 0)] - arrived, 0.0)
+    share = np.where(running, left / run.duration[np.maximum(before, 0)], 0.0)
+    first = np.where(running, before + 1, np.searchsorted(run.start, arrived, side="left"))
+    requests, tokens = _front_work(records.sent, run.at_engine, front, prompt_lens)
+    total = np.concatenate(([0.0], np.cumsum(run.duration)))
+    simulated = records.first_token[index] - records.sent[index]
+    known = total[first_step + 1] - total[first] + left
+    known = known + requests[index] * front.request + tokens[index] * front.prompt_token + front.output_delay
+    return Rows(
+        kind=np.zeros(len(index), dtype=np.int64),
+        measured=measured[index],
+        first=first,
+        last=first_step,
+        before=before,
+        share=share,
+        requests=requests[index],
+        prompt_tokens=tokens[index],
+        delays=np.ones(len(index)),
+        fixed=simulated - known,
+        time=records.first_token[index],
+        tokens=np.ones(len(index)),
+    )
+
+
+def _front_work(sent: Floats, at_engine: Floats, front: FrontEnd, prompt_lens: Ints) -> tuple[Floats, Floats]:
+    """Requests and prompt tokens that the serial front end worked on while each request was there."""
+    requests, tokens = np.zeros(len(sent)), np.zeros(len(sent))
+    waiting_requests = waiting_tokens = 0.0
+    free = -np.inf
+    for i in np.argsort(sent, kind="stable").tolist():
+        if sent[i] >= free:
+            waiting_requests = waiting_tokens = 0.0
+        else:
+            # Part of the work before it was over when this request came: only what was left delays it.
+            work = waiting_requests * front.request + waiting_tokens * front.prompt_token
+            left = min(1.0, (free - sent[i]) / work) if work > 0 else 0.0
+            waiting_requests, waiting_tokens = waiting_requests * left, waiting_tokens * left
+        waiting_requests, waiting_tokens = waiting_requests + 1.0, waiting_tokens + float(prompt_lens[i])
+        requests[i], tokens[i] = waiting_requests, waiting_tokens
+        free = at_engine[i]
+    return requests, tokens
+
+
+def _decodes(run: Replay, measured: PerRequest) -> Rows:
+    """Sums of gaps between tokens, as (request, token, later token)."""
+    spans: list[tuple[int, int, int]] = []
+    seen: list[float] = []
+    for i, steps in enumerate(run.token_steps):
+        times, last = measured.token_times[i], len(steps) - 1
+        if last < 1 or np.isnan(measured.decode[i]):
+            continue
+        if len(times) == len(steps):
+            ends = [*range(0, last, PIECE), last]
+            if len(ends) > 2 and ends[-1] - ends[-2] < PIECE // 2:
+                del ends[-2]
+            spans += [(i, a, b) for a, b in pairwise(ends)]
+            seen += [float(times[b] - times[a]) for a, b in pairwise(ends)]
+        else:
+            spans.append((i, 0, last))
+            seen.append(float(measured.decode[i]))
+    size = len(spans)
+    first = np.array([run.token_steps[i][a] for i, a, _ in spans], dtype=np.int64)
+    last_step = np.array([run.token_steps[i][b] for i, _, b in spans], dtype=np.int64)
+    ends_at = run.start + run.duration
+    total = np.concatenate(([0.0], np.cumsum(run.duration)))
+    between = (
+        ends_at[last_step] - ends_at[first] - (total[last_step + 1] - total[first + 1])
+        if size
+        else np.empty(0)
+    )
+    zeros = np.zeros(size)
+    return Rows(
+        kind=np.ones(size, dtype=np.int64),
+        measured=np.array(seen),
+        first=first + 1,
+        last=last_step,
+        before=np.full(size, -1),
+        share=zeros,
+        requests=zeros,
+        prompt_tokens=zeros,
+        delays=zeros,
+        fixed=between,
+        time=ends_at[last_step] if size else np.empty(0),
+        tokens=np.array([b - a for _, a, b in spans], dtype=np.float64),
+    )

@@ -1,0 +1,231 @@
+"""From evidence to coefficients: replay, line up, regress, until the alignment holds still."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.align import align, step_rows
+from calibration.evidence import ClientRun, Evidence, PerRequest, StepRun, check_together
+from calibration.parameters import Prior, Space, default_prior, space_of
+from calibration.regress import AlignedRun, Estimate, regress
+from calibration.replay import Pace, account_of, replay
+from calibration.result import SILENT, STRUCTURE_FLOOR, FitResult, statuses
+from calibration.search import search, targets
+from sim.engines.base import StepShape
+from sim.errors import BadInput
+from sim.scenario import Scenario
+from sim.simulate import roofline
+from sim.steptime.arrays import ShapeArrays
+from sim.steptime.efficiencies import Efficiencies
+from sim.steptime.roofline import ValidRange
+
+Floats = NDArray[np.float64]
+
+ROUNDS = 6
+SETTLED = (
+    0.05  # a round that moves no coefficient by more than this share of its prior's deviation is the last
+)
+
+
+def default_free(scenario: Scenario) -> tuple[str, ...]:
+    """The coefficients that runs of this scenario can say anything about."""
+    free = [
+        "weight_bandwidth",
+        "gemm_flops",
+        "kv_bandwidth",
+        "attention_flops",
+        "mixed_kv_reread",
+        "tile_edge",
+        "ridge",
+        "step_overhead",
+        "sequence",
+        "front_request",
+        "front_prompt_token",
+        "output_delay",
+    ]
+    if int(scenario.engine["tensor_parallel_size"]) > 1:
+        free += ["allreduce_latency", "link_bandwidth"]
+    model = roofline(scenario)
+    if not model.buckets.decode and not model.buckets.other:
+        free.append("eager_launch")
+    if model.cost.kv_group <= 1:
+        free.remove("mixed_kv_reread")
+    return tuple(free)
+
+
+def fit(
+    evidence: Sequence[Evidence], prior: Prior | None = None, free: Sequence[str] | None = None
+) -> FitResult:
+    """Fit the roofline's coefficients to measurements.
+
+    Runs with something per request are replayed and regressed; runs of which only figures are known are
+    simulated, with what the others said as belief.
+
+    Args:
+        evidence: runs of one engine, model and GPU.
+        prior: what is believed before; None takes the shipped table.
+        free: the coefficients to fit; None takes all that the scenario can show.
+
+    Raises:
+        BadInput: evidence that does not belong together, or says less than there are coefficients.
+    """
+    check_together(evidence)
+    scenario = evidence[0].scenario
+    prior = default_prior(scenario.gpu) if prior is None else prior
+    space = space_of(prior, default_free(scenario) if free is None else tuple(free))
+    aligned = [e for e in evidence if isinstance(e, StepRun) or e.requests is not None]
+    figures = [e for e in evidence if isinstance(e, ClientRun) and e.requests is None]
+    _enough(evidence, aligned, figures, space)
+    outcome = _Aligner(aligned, space).settle() if aligned else None
+    if figures:
+        return search(figures, space, outcome)
+    assert outcome is not None
+    return outcome
+
+
+def _enough(
+    evidence: Sequence[Evidence], aligned: Sequence[Evidence], figures: Sequence[ClientRun], space: Space
+) -> None:
+    points = sum(
+        len(e.seconds) if isinstance(e, StepRun) else 2 * len(e.requests or ())
+        for e in aligned
+        if isinstance(e, StepRun | ClientRun)
+    )
+    points += sum(len(targets(run)) for run in figures)
+    if points < len(space.names):
+        names = ", ".join(e.name for e in evidence)
+        hint = f"{points} measured points for {len(space.names)} coefficients; measure more, or fix some"
+        raise BadInput(f"--from {names}", None, hint)
+
+
+class _Aligner:
+    """Replays runs at the measured pace and regresses until the coefficients settle."""
+
+    def __init__(self, evidence: Sequence[Evidence], space: Space) -> None:
+        self._evidence = evidence
+        self._space = space
+        self._bases = [replace(roofline(e.scenario), efficiencies=space.prior.efficiencies) for e in evidence]
+        self._shapes: list[tuple[StepShape, ...]] = [()] * len(evidence)
+
+    def settle(self) -> FitResult:
+        """The whole loop; coefficients on which the data are silent go back to what was believed of them."""
+        space, vector = self._space, self._space.start()
+        estimate: Estimate | None = None
+        runs: list[AlignedRun] = []
+        rounds = 0
+        while rounds < ROUNDS:
+            rounds += 1
+            if estimate is None or self._replays():
+                runs = [self._line_up(i, space.unpack(vector)) for i in range(len(self._evidence))]
+            estimate = regress(runs, space, vector)
+            moved = float(np.max(np.abs(estimate.vector - vector) / space.deviations()))
+            vector = estimate.vector
+            if moved < SETTLED:
+                break
+        assert estimate is not None
+        quiet = self._silent(estimate)
+        if quiet and len(quiet) < len(space.names):
+            estimate = self._without(runs, estimate, quiet)
+        return self._result(runs, estimate, rounds)
+
+    def _replays(self) -> bool:
+        return any(isinstance(e, ClientRun) for e in self._evidence)
+
+    def _line_up(self, index: int, efficiencies: Efficiencies) -> AlignedRun:
+        evidence, base = self._evidence[index], self._bases[index]
+        model = replace(base, efficiencies=efficiencies)
+        if isinstance(evidence, StepRun):
+            self._shapes[index] = evidence.shapes
+            host = np.zeros(len(evidence.shapes))
+            if _synchronous(evidence.scenario):
+                host = np.array([base.host_before(s) + base.host_after(s) for s in evidence.shapes])
+            rows = step_rows(evidence.seconds, host)
+        else:
+            requests = evidence.requests
+            assert requests is not None
+            run = replay(
+                evidence.scenario,
+                requests.requests,
+                model,
+                account_of(evidence.scenario),
+                pace=pace_of(requests, efficiencies.output_delay),
+            )
+            self._shapes[index] = run.shapes
+            rows = align(run, requests, efficiencies.front_end)
+        return AlignedRun(rows, ShapeArrays.of(self._shapes[index], base.cost, base.buckets), base)
+
+    def _silent(self, estimate: Estimate) -> tuple[str, ...]:
+        share = np.sqrt(np.diag(estimate.covariance)) / self._space.deviations()
+        return tuple(n for n, s in zip(self._space.names, share, strict=True) if s > SILENT)
+
+    def _without(self, runs: Sequence[AlignedRun], estimate: Estimate, quiet: Sequence[str]) -> Estimate:
+        """The same fit with `quiet` coefficients at their prior, whose deviation they keep."""
+        space = self._space
+        rest = [i for i, name in enumerate(space.names) if name not in quiet]
+        smaller = space_of(space.prior, [space.names[i] for i in rest])
+        found = regress(runs, smaller, estimate.vector[rest])
+        vector, covariance = space.start(), np.diag(space.deviations() ** 2)
+        vector[rest] = found.vector
+        covariance[np.ix_(rest, rest)] = found.covariance
+        return replace(found, vector=vector, covariance=covariance)
+
+    def _result(self, runs: Sequence[AlignedRun], estimate: Estimate, rounds: int) -> FitResult:
+        space = self._space
+        efficiencies = space.unpack(estimate.vector)
+        return FitResult(
+            efficiencies=efficiencies,
+            space=space,
+            vector=estimate.vector,
+            covariance=estimate.covariance,
+            status=statuses(space, estimate.vector, estimate.covariance),
+            structure=_structure(runs, efficiencies),
+            residuals={
+                e.name: _residuals(run, efficiencies) for e, run in zip(self._evidence, runs, strict=True)
+            },
+            rows=sum(len(run.rows) for run in runs),
+            rounds=rounds,
+            valid=ValidRange.of(shape for shapes in self._shapes for shape in shapes),
+        )
+
+
+def pace_of(requests: PerRequest, output_delay: float) -> Pace:
+    """The engine's pace: tokens left it `output_delay` before the client had them."""
+    first, gap = {}, {}
+    for i, request in enumerate(requests.requests):
+        count = int(requests.output_len[i])
+        if count > 1 and not np.isnan(requests.decode[i]):
+            first[request.request_id] = request.arrival + float(requests.ttft[i]) - output_delay
+            gap[request.request_id] = float(requests.decode[i]) / (count - 1)
+    return Pace(first, gap)
+
+
+def _structure(runs: Sequence[AlignedRun], efficiencies: Efficiencies) -> float:
+    """Root mean square of the runs' mean relative deviation of decodes (steps), but at least the floor."""
+    deviations = [
+        float(np.median((run.rows.measured - run.predicted(efficiencies))[kept] / run.rows.measured[kept]))
+        for run in runs
+        if (kept := run.rows.kind > 0).any()
+    ]
+    found = float(np.sqrt(np.mean(np.square(deviations)))) if deviations else 0.0
+    return max(STRUCTURE_FLOOR, found)
+
+
+def _residuals(run: AlignedRun, efficiencies: Efficiencies) -> dict[str, float]:
+    rows, predicted = run.rows, run.predicted(efficiencies)
+    found = {}
+    for kind, name in enumerate(("ttft", "decode", "step")):
+        chosen = rows.kind == kind
+        if chosen.any():
+            found[name] = float(predicted[chosen].sum() / rows.measured[chosen].sum() - 1.0)
+    return found
+
+
+def _synchronous(scenario: Scenario) -> bool:
+    engine = scenario.engine
+    if engine.name == "sglang":
+        return bool(engine["disable_overlap_schedule"])
+    return not bool(engine["async_scheduling"])

@@ -1,0 +1,161 @@
+"""Robust, bounded regression of step durations with beliefs: the schedule held, everything is smooth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from calibration.align import Rows
+from calibration.parameters import Space
+from sim.steptime.arrays import ShapeArrays, device_seconds
+from sim.steptime.efficiencies import Efficiencies
+from sim.steptime.roofline import RooflineModel
+
+Floats = NDArray[np.float64]
+
+HUBER = 2.0  # residuals beyond this many standard deviations pull no harder
+BLOCK_SECONDS = 10.0  # errors of requests that share steps are not independent; blocks of this length are
+SCALE_FLOOR = 1e-5  # [s]
+KINDS = 3  # of rows: first tokens, decodes, steps
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedRun:
+    """One run's rows over its own steps, and the model that prices them (whose efficiencies are replaced)."""
+
+    rows: Rows
+    shapes: ShapeArrays
+    model: RooflineModel
+
+    def predicted(self, efficiencies: Efficiencies) -> Floats:
+        """The rows' intervals at `efficiencies` [s]."""
+        model = RooflineModel(
+            efficiencies,
+            self.model.cost,
+            self.model.peaks,
+            self.model.buckets,
+            self.model.tensor_parallel_size,
+        )
+        return self.rows.predicted(device_seconds(model, self.shapes), efficiencies.front_end)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Coefficients on the fitted scale with their covariance.
+
+    Attributes:
+        vector: shape (free,).
+        covariance: shape (free, free); errors clustered in time, the belief included.
+        residuals: measured - predicted of all rows [s].
+        scales: noise of each kind of row, one standard deviation [s].
+    """
+
+    vector: Floats
+    covariance: Floats
+    residuals: Floats
+    scales: Floats
+
+
+def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int = 3) -> Estimate:
+    """Fit the free coefficients to all rows of all runs, in the light of the prior.
+
+    The noise of each kind of row is estimated from its own residuals, so a kind that the model cannot
+    explain weighs less. Huber's loss keeps outliers from pulling.
+    """
+    low, high = space.bounds()
+    vector = np.clip(start, low + 1e-12, high - 1e-12)
+    kinds = np.concatenate([run.rows.kind for run in runs])
+    lengths = np.sqrt(np.concatenate([run.rows.tokens for run in runs]))
+    blocks = _blocks(runs)
+    scales = np.ones(KINDS)
+    center, width = space.start(), space.deviations()
+
+    def residuals_at(values: Floats) -> Floats:
+        efficiencies = space.unpack(values)
+        return np.concatenate([run.rows.measured - run.predicted(efficiencies) for run in runs])
+
+    for _ in range(rounds):
+        rows = residuals_at(vector)
+        scales = np.array([_scale(rows[kinds == k] / lengths[kinds == k]) for k in range(KINDS)])
+        sigma = scales[kinds] * lengths
+        weight = _effective(rows / sigma, blocks)
+
+        def objective(values: Floats, sigma: Floats = sigma, weight: float = weight) -> Floats:
+            data = _huber_root(residuals_at(values) / sigma) * np.sqrt(weight)
+            return np.concatenate((data, (values - center) / width))
+
+        found = least_squares(
+            objective,
+            vector,
+            jac="2-point",
+            bounds=(low, high),
+            x_scale=width,
+            xtol=1e-6,
+            ftol=1e-7,
+            max_nfev=15,
+        )
+        vector = found.x
+    rows = residuals_at(vector)
+    sigma = scales[kinds] * lengths
+    jacobian = _jacobian(lambda v: residuals_at(v) / sigma, vector, width)
+    covariance = _sandwich(jacobian, rows / sigma, blocks, width)
+    return Estimate(vector, covariance, rows, scales)
+
+
+def _blocks(runs: Sequence[AlignedRun]) -> NDArray[np.int64]:
+    parts, offset = [], 0
+    for run in runs:
+        ids = (run.rows.time / BLOCK_SECONDS).astype(np.int64)
+        ids -= int(ids.min()) if len(ids) else 0
+        parts.append(ids + offset)
+        offset += int(ids.max()) + 1 if len(ids) else 0
+    return np.concatenate(parts)
+
+
+def _scale(residuals: Floats) -> float:
+    """Standard deviation by the median absolute residual."""
+    if not len(residuals):
+        return 1.0
+    return max(SCALE_FLOOR, float(1.4826 * np.median(np.abs(residuals))))
+
+
+def _huber_root(z: Floats) -> Floats:
+    """Signed root of Huber's loss, so that its square is what least squares minimises."""
+    size = np.abs(z)
+    return np.sign(z) * np.where(size <= HUBER, size, np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0)))
+
+
+def _effective(z: Floats, blocks: NDArray[np.int64]) -> float:
+    """How much one row counts, given that rows of a block err together: 1 over the design effect."""
+    z = np.clip(z, -HUBER, HUBER)
+    sums = np.bincount(blocks, z)
+    alone = float(np.sum(z * z))
+    together = float(np.sum(sums * sums))
+    return min(1.0, alone / together) if together > 0 else 1.0
+
+
+def _jacobian(function: Callable[[Floats], Floats], vector: Floats, width: Floats) -> Floats:
+    columns = []
+    for j in range(len(vector)):
+        step = np.zeros(len(vector))
+        step[j] = 1e-3 * width[j]
+        columns.append((function(vector + step) - function(vector - step)) / (2 * step[j]))
+    return np.stack(columns, axis=1)
+
+
+def _sandwich(jacobian: Floats, z: Floats, blocks: NDArray[np.int64], width: Floats) -> Floats:
+    """Covariance with errors clustered by block, and the prior as one more observation."""
+    psi = np.clip(z, -HUBER, HUBER)
+    inside = (np.abs(z) <= HUBER).astype(np.float64)
+    curvature = jacobian.T @ (jacobian * inside[:, None])
+    scores = np.zeros((int(blocks.max()) + 1, jacobian.shape[1]))
+    np.add.at(scores, blocks, jacobian * psi[:, None])
+    meat = scores.T @ scores
+    # With the design effect in the weight, data and prior stand on one scale.
+    weight = _effective(z, blocks)
+    bread = np.linalg.inv(weight * curvature + np.diag(width**-2.0))
+    return bread @ (weight**2 * meat + np.diag(width**-2.0)) @ bread

@@ -1,0 +1,240 @@
+"""Coefficients from aggregates alone: simulate, compare figures, search.
+
+A simulated figure jumps where a request just catches or misses a step, so the objective is jagged. Wide
+differences see past the jumps (Gauss-Newton with steps of a fifth of the prior's deviation, each accepted
+only if it helps); what is left is searched without derivatives (CMA-ES, Hansen 2016, arXiv:1604.00772).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.evidence import ClientRun
+from calibration.parameters import Prior, Space
+from calibration.replay import account_of, run_once
+from calibration.result import STRUCTURE_FLOOR, FitResult, statuses
+from sim.metrics import summarise
+from sim.simulate import roofline
+from sim.steptime.roofline import RooflineModel, ValidRange
+from sim.workload.generate import generate
+
+Floats = NDArray[np.float64]
+
+# How well a figure can be met: repeat noise and what no coefficient explains [relative].
+NOISE: Mapping[str, float] = {
+    "mean_ttft_ms": 0.03,
+    "median_ttft_ms": 0.04,
+    "p99_ttft_ms": 0.10,
+    "mean_tpot_ms": 0.015,
+    "median_tpot_ms": 0.015,
+    "p99_tpot_ms": 0.05,
+    "mean_itl_ms": 0.015,
+    "median_itl_ms": 0.015,
+    "p99_itl_ms": 0.10,
+    "output_throughput": 0.015,
+}
+STEP = 0.2  # of the prior's deviation: the width of a difference
+MAX_PROMPTS = 200  # a closed loop's figures settle long before a thousand requests have passed
+
+
+def targets(run: ClientRun) -> dict[str, float]:
+    """The figures of a run that a search tries to meet."""
+    found = {}
+    for key in NOISE:
+        value = run.figures.get(key)
+        if value is not None and value > 0:
+            found[key] = float(value)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Standardised misses of figures and beliefs at a vector of coefficients; counts its simulations."""
+
+    runs: Sequence[ClientRun]
+    space: Space
+    simulate: Callable[[ClientRun, RooflineModel], Mapping[str, float | int | None]]
+
+    def misses(self, vector: Floats) -> Floats:
+        """Shape (figures + free,): log ratio / noise of figures, then distance from belief / deviation."""
+        efficiencies = self.space.unpack(vector)
+        found: list[float] = []
+        for run in self.runs:
+            model = replace(roofline(run.scenario), efficiencies=efficiencies)
+            figures = self.simulate(run, model)
+            for key, measured in targets(run).items():
+                value = figures.get(key)
+                found.append(math.log(value / measured) / NOISE[key] if value else 10.0)
+        return np.concatenate(
+            (_soft(np.array(found)), (vector - self.space.start()) / self.space.deviations())
+        )
+
+
+def _soft(z: Floats) -> Floats:
+    """Signed roots of Huber's loss beyond 3: a figure that no coefficient explains must not rule the fit."""
+    size = np.abs(z)
+    return np.sign(z) * np.where(size <= 3.0, size, np.sqrt(np.maximum(6.0 * size - 9.0, 0.0)))
+
+
+def simulated_figures(run: ClientRun, model: RooflineModel) -> Mapping[str, float | int | None]:
+    """The figures of the run's own load, simulated."""
+    scenario = run.scenario
+    requests = generate(scenario.workload)
+    outcome = run_once(
+        scenario,
+        requests,
+        model,
+        account_of(scenario),
+        max_concurrency=scenario.workload.max_concurrency,
+    )
+    return summarise(outcome.records, scenario.workload, outcome.duration)
+
+
+def minimise(
+    objective: Objective, start: Floats, rounds: int = 6, generations: int = 0
+) -> tuple[Floats, Floats]:
+    """The best vector found, and the Jacobian of the misses there (wide differences)."""
+    space = objective.space
+    low, high = space.bounds()
+    width = STEP * space.deviations()
+    best = np.clip(start, low, high)
+    misses = objective.misses(best)
+    damping = 1e-2
+    jacobian = _wide_jacobian(objective, best, misses, width, low, high)
+    for _ in range(rounds):
+        gradient, curvature = jacobian.T @ misses, jacobian.T @ jacobian
+        improved = False
+        for _ in range(4):
+            step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), -gradient)
+            trial = np.clip(best + np.clip(step, -2 * space.deviations(), 2 * space.deviations()), low, high)
+            found = objective.misses(trial)
+            if found @ found < misses @ misses:
+                improved = True
+                break
+            damping *= 6.0
+        if not improved:
+            break
+        gain = float(misses @ misses - found @ found)
+        best, misses = trial, found
+        damping = max(1e-4, damping / 4.0)
+        if gain < 0.02:
+            break
+        jacobian = _wide_jacobian(objective, best, misses, width, low, high)
+    if generations:
+        best = cma(lambda v: float(np.sum(objective.misses(v) ** 2)), best, width, (low, high), generations)
+        jacobian = _wide_jacobian(objective, best, objective.misses(best), width, low, high)
+    return best, jacobian
+
+
+def _wide_jacobian(
+    objective: Objective, vector: Floats, misses: Floats, width: Floats, low: Floats, high: Floats
+) -> Floats:
+    columns = []
+    for j in range(len(vector)):
+        step = width[j] if vector[j] + width[j] <= high[j] else -width[j]
+        moved = vector.copy()
+        moved[j] = np.clip(vector[j] + step, low[j], high[j])
+        columns.append((objective.misses(moved) - misses) / (moved[j] - vector[j]))
+    return np.stack(columns, axis=1)
+
+
+def cma(
+    function: Callable[[Floats], float],
+    start: Floats,
+    deviations: Floats,
+    bounds: tuple[Floats, Floats],
+    generations: int,
+    seed: int = 0,
+) -> Floats:
+    """The best point that CMA-ES finds (Hansen 2016, arXiv:1604.00772, with its default settings).
+
+    Args:
+        function: to be minimised; may jump.
+        start: also the first candidate.
+        deviations: first standard deviations.
+        bounds: candidates are clipped to them.
+        generations: each costs 4 + 3 ln(n) evaluations.
+    """
+    rng = np.random.default_rng(seed)
+    size = len(start)
+    count = 4 + int(3 * math.log(size)) if size > 1 else 5
+    parents = count // 2
+    weights = math.log(parents + 0.5) - np.log(np.arange(1, parents + 1))
+    weights /= weights.sum()
+    effective = 1.0 / float(np.sum(weights**2))
+    c_sigma = (effective + 2) / (size + effective + 5)
+    d_sigma = 1 + 2 * max(0.0, math.sqrt((effective - 1) / (size + 1)) - 1) + c_sigma
+    c_path = (4 + effective / size) / (size + 4 + 2 * effective / size)
+    c_one = 2 / ((size + 1.3) ** 2 + effective)
+    c_mu = min(1 - c_one, 2 * (effective - 2 + 1 / effective) / ((size + 2) ** 2 + effective))
+    expected = math.sqrt(size) * (1 - 1 / (4 * size) + 1 / (21 * size**2))
+    mean, sigma = np.zeros(size), 1.0
+    covariance, path, path_sigma = np.eye(size), np.zeros(size), np.zeros(size)
+    best, best_value = start, function(start)
+    for generation in range(generations):
+        values, vectors = np.linalg.eigh(covariance)
+        root = vectors @ np.diag(np.sqrt(np.maximum(values, 1e-20))) @ vectors.T
+        inverse = vectors @ np.diag(1 / np.sqrt(np.maximum(values, 1e-20))) @ vectors.T
+        drawn = rng.standard_normal((count, size)) @ root
+        points = [np.clip(start + deviations * (mean + sigma * y), *bounds) for y in drawn]
+        scores = [function(point) for point in points]
+        order = np.argsort(scores)
+        if scores[order[0]] < best_value:
+            best, best_value = points[order[0]], scores[order[0]]
+        chosen = drawn[order[:parents]]
+        step = weights @ chosen
+        mean = mean + sigma * step
+        path_sigma = (1 - c_sigma) * path_sigma + math.sqrt(
+            c_sigma * (2 - c_sigma) * effective
+        ) * inverse @ step
+        shrunk = 1 - (1 - c_sigma) ** (2 * (generation + 1))
+        steady = float(np.linalg.norm(path_sigma)) / math.sqrt(shrunk) < (1.4 + 2 / (size + 1)) * expected
+        path = (1 - c_path) * path + steady * math.sqrt(c_path * (2 - c_path) * effective) * step
+        covariance = (
+            (1 - c_one - c_mu) * covariance
+            + c_one * (np.outer(path, path) + (1 - steady) * c_path * (2 - c_path) * covariance)
+            + c_mu * (chosen.T * weights) @ chosen
+        )
+        sigma *= math.exp((c_sigma / d_sigma) * (float(np.linalg.norm(path_sigma)) / expected - 1))
+    return best
+
+
+def search(runs: Sequence[ClientRun], space: Space, before: FitResult | None = None) -> FitResult:
+    """Fit to figures alone; `before` (from evidence with more detail) takes the place of the prior."""
+    belief = space
+    if before is not None:
+        deviations = dict(space.prior.deviations)
+        deviations.update(zip(space.names, np.sqrt(np.diag(before.covariance)).tolist(), strict=True))
+        belief = Space(space.names, Prior(before.efficiencies, deviations, space.prior.sources))
+    objective = Objective(runs, belief, simulated_figures)
+    vector, jacobian = minimise(objective, belief.start())
+    covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=np.float64)
+    efficiencies = belief.unpack(vector)
+    residuals = dict(before.residuals) if before is not None else {}
+    misses: list[float] = []
+    shapes = []
+    for run in runs:
+        model = replace(roofline(run.scenario), efficiencies=efficiencies)
+        figures = simulated_figures(run, model)
+        found = {k: float(figures.get(k) or math.nan) / v - 1.0 for k, v in targets(run).items()}
+        residuals[run.name] = found
+        misses += [found[k] for k in ("mean_tpot_ms", "median_itl_ms") if k in found]
+        shapes.append(figures)
+    structure = float(np.sqrt(np.mean(np.square(misses)))) if misses else STRUCTURE_FLOOR
+    return FitResult(
+        efficiencies=efficiencies,
+        space=space,
+        vector=vector,
+        covariance=covariance,
+        status=statuses(space, vector, covariance),
+        structure=max(STRUCTURE_FLOOR, structure),
+        residuals=residuals,
+        rows=sum(len(targets(run)) for run in runs) + (before.rows if before else 0),
+        rounds=1 + (before.rounds if before else 0),
+        valid=ValidRange() if before is None else before.valid,
+    )
