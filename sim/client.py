@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import simpy
 
@@ -18,6 +18,11 @@ class Client:
     served for a free place, and its own clock starts once it has one. Arrivals count from the moment at
     which the client is made.
 
+    Args:
+        send: sends a request now.
+        plan: takes all requests with their send times in advance, instead of `send`, where no cap can hold
+            any back.
+
     Attributes:
         done: succeeds at the moment the last answer is complete.
     """
@@ -28,6 +33,7 @@ class Client:
         requests: Sequence[Request],
         send: Callable[[Request], None],
         max_concurrency: int | None = None,
+        plan: Callable[[Iterator[tuple[float, Request]]], None] | None = None,
     ) -> None:
         self._start = env.now
         self.done = env.event()
@@ -39,10 +45,12 @@ class Client:
         self._open = len(self._due)
         self._latest = env.now
         self._alarm_set = False
-        if self._due:
-            self._pump()
-        else:
+        if not self._due:
             self.done.succeed()
+        elif plan is not None and not self._capped:
+            plan((self._start + request.arrival, request) for request in self._due)
+        else:
+            self._pump()
 
     def delivered(self, request: Request, when: float) -> None:
         """Take note that `request` will be complete at `when`; what waits for its place is sent then."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
 import simpy
@@ -20,6 +20,7 @@ from sim.engines.glue import Limits
 from sim.pricing import DecodePrices, Line
 from sim.recorder import Recorder
 from sim.replica import InFlight, Replica, add_time
+from sim.request import Request
 from sim.steptime.base import StepTimeModel
 
 
@@ -81,6 +82,28 @@ class LeapingReplica(Replica):
         super().__init__(env, scheduler, step_time, recorder, idle_poll=idle_poll, limits=limits)
         self._leaper = scheduler
         self._prices = DecodePrices(step_time)
+        self._planned: Iterator[tuple[float, Request]] = iter(())
+
+    def plan(self, sends: Iterator[tuple[float, Request]]) -> None:
+        """Take requests with the times at which a client will send them, earliest first."""
+        self._planned = sends
+        self._look_ahead()
+        self._wake_up()
+
+    def _look_ahead(self) -> None:
+        """Keep the next arrival in sight."""
+        planned = next(self._planned, None)
+        if planned is not None:
+            self._send(planned[1], planned[0])
+
+    def _drain(self, now: float) -> None:
+        inbox = self._inbox
+        while inbox and inbox[0][0] <= now:
+            request = inbox.popleft()[1]
+            self._leaper.add_request(request)
+            self._tokens_inside += request.prompt_len + request.max_tokens
+            if not inbox:
+                self._look_ahead()
 
     def _loop(self) -> Generator[simpy.Event, Any, None]:
         """The loop of `Replica`; `now` runs ahead of SimPy's clock while nobody else has anything to do."""
@@ -107,9 +130,10 @@ class LeapingReplica(Replica):
                         continue
                 came_to_nothing = plan.kind == "idle"
             elif not in_flight:
-                yield self._arrival()
-                self._wake = None
-                now = env.now
+                if not self._inbox:
+                    yield self._arrival()
+                    self._wake = None
+                now = max(now, env.now, self._inbox[0][0])
                 self._device_free = max(self._device_free, now)
                 continue
             if in_flight:
@@ -180,11 +204,12 @@ class LeapingReplica(Replica):
 
     def _sample(self, stretch: Stretch, calls: int) -> None:
         """What `_note_plan` keeps of each call."""
-        state, leaper = self._leaper.queue_state(), self._leaper
+        leaper = self._leaper
+        running, waiting, held, total = leaper.queue_state()
 
         def sample(i: int) -> tuple[float, QueueState]:
-            used = state.kv_used_tokens + leaper.steady_kv_tokens(i + 1)
-            return stretch.call(i), state._replace(kv_used_tokens=used)
+            used = held + leaper.steady_kv_tokens(i + 1)
+            return stretch.call(i), QueueState(running, waiting, used, total)
 
         self.series.add_run(calls, sample)
 

@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.provenance import Note
-from sim.quantiles import percentile_interval, percentile_word
+from sim.quantiles import Runs, percentile_interval, percentile_word
+from sim.records import SimulatedRecords
 from sim.results import RequestRecords, Verdict
 from sim.workload.arrivals import ArrivalStats, arrival_stats
 from sim.workload.spec import WorkloadSpec
@@ -35,24 +37,37 @@ MIN_SUCCESS = 0.99
 CLIENT_LIMITED = 0.1  # dispatch delay above this share of the latency from schedule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Latencies:
     """Per-request latencies of the requests that succeeded, in seconds.
 
     Attributes:
+        records: what they are taken from.
         ok: shape (all requests,): which ones succeeded. All other arrays but `itl` have one entry for each of
             those.
         tpot: NaN for outputs of one token.
-        itl: pooled over all requests, in their order.
         delay: from scheduled to sent.
     """
 
+    records: RequestRecords
     ok: Bools
     ttft: Floats
     tpot: Floats
     e2el: Floats
-    itl: Floats
     delay: Floats
+
+    @cached_property
+    def itl(self) -> Floats:
+        """Inter-token latencies pooled over all requests, in their order."""
+        if bool(self.ok.all()):
+            return self.records.itls
+        return self.records.itls[np.repeat(self.ok, np.diff(self.records.itl_offsets))]
+
+    @cached_property
+    def itl_sample(self) -> Floats | Runs:
+        """The same latencies, as runs where those are known: of a million requests they fit into memory."""
+        runs = self.records.itl_runs if isinstance(self.records, SimulatedRecords) else None
+        return runs if runs is not None and bool(self.ok.all()) else self.itl
 
 
 def latencies(records: RequestRecords) -> Latencies:
@@ -61,9 +76,7 @@ def latencies(records: RequestRecords) -> Latencies:
     sent, first, last = records.sent[ok], records.first_token[ok], records.last_token[ok]
     decoded = records.output_len[ok] - 1
     tpot = np.where(decoded > 0, (last - first) / np.maximum(decoded, 1), np.nan)
-    counts = np.diff(records.itl_offsets)
-    itl = records.itls if bool(ok.all()) else records.itls[np.repeat(ok, counts)]
-    return Latencies(ok, first - sent, tpot, last - sent, itl, sent - records.scheduled[ok])
+    return Latencies(records, ok, first - sent, tpot, last - sent, sent - records.scheduled[ok])
 
 
 def summarise(records: RequestRecords, spec: WorkloadSpec | None, duration: float) -> Figures:
@@ -83,15 +96,17 @@ def summarise(records: RequestRecords, spec: WorkloadSpec | None, duration: floa
     quantiles = PERCENTILES if spec is None else spec.percentiles
     wanted = METRICS if spec is None else spec.percentile_metrics
     tpot = lat.tpot[~np.isnan(lat.tpot)]
-    samples = {"ttft": lat.ttft, "tpot": tpot, "itl": lat.itl, "e2el": lat.e2el}
+    samples = {"ttft": lat.ttft, "tpot": tpot, "e2el": lat.e2el}
     for name in METRICS:
         if name in wanted or (name == "e2el" and "e2e" in wanted):
-            figures.update(distribution(name, samples[name], quantiles))
+            sample = lat.itl_sample if name == "itl" else samples[name]
+            figures.update(distribution(name, sample, quantiles))
     for name in METRICS:
-        figures[f"n_{name}"] = len(samples[name])
+        figures[f"n_{name}"] = len(lat.itl_sample if name == "itl" else samples[name])
         # Gaps of one request are no independent draws: bounds from many of them would pretend precision.
-        if name in wanted and (name != "itl" or len(lat.itl) < 100):
-            figures.update(bounds(name, samples[name], quantiles))
+        if name in wanted and (name != "itl" or len(lat.itl_sample) < 100):
+            few = lat.itl if name == "itl" else samples[name]
+            figures.update(bounds(name, few, quantiles))
     figures.update(_from_schedule(records, lat, quantiles, spec is not None and spec.closed_loop))
     figures.update(_parts(records, lat))
     if spec is not None and spec.goodput:
@@ -99,8 +114,10 @@ def summarise(records: RequestRecords, spec: WorkloadSpec | None, duration: floa
     return figures
 
 
-def distribution(name: str, seconds: Floats, quantiles: tuple[float, ...]) -> Figures:
+def distribution(name: str, seconds: Floats | Runs, quantiles: tuple[float, ...]) -> Figures:
     """mean_, median_, std_ and percentiles of `name` in ms, under vllm bench serve's keys."""
+    if isinstance(seconds, Runs):
+        return _run_distribution(name, seconds, quantiles)
     some = len(seconds) > 0
     figures: Figures = {
         f"mean_{name}_ms": float(seconds.mean()) * 1000.0 if some else None,
@@ -111,6 +128,14 @@ def distribution(name: str, seconds: Floats, quantiles: tuple[float, ...]) -> Fi
     for i, q in enumerate(quantiles):
         figures[f"p{percentile_word(q)}_{name}_ms"] = values[i] * 1000.0 if some else None
     return figures
+
+
+def _run_distribution(name: str, runs: Runs, quantiles: tuple[float, ...]) -> Figures:
+    """`distribution` without making the values."""
+    median, *others = runs.percentiles((50.0, *quantiles))
+    named = {"mean": runs.mean(), "median": median, "std": runs.std()}
+    named |= {f"p{percentile_word(q)}": value for q, value in zip(quantiles, others, strict=True)}
+    return {f"{key}_{name}_ms": None if v is None else v * 1000.0 for key, v in named.items()}
 
 
 def bounds(name: str, seconds: Floats, quantiles: tuple[float, ...]) -> Figures:
@@ -162,10 +187,13 @@ def _peak_tokens(records: RequestRecords, ok: Bools, average: float | None) -> f
     messages instead, so its peak can lie below the average, which cannot be. None if even ours does (a run
     of a second or less).
     """
-    counts = np.diff(records.itl_offsets)
     if not ok.any() or average is None:
         return None
     start = float(records.sent[ok].min())
+    if isinstance(records, SimulatedRecords) and bool(ok.all()) and records.emissions.interval == 1:
+        most = float(records.emissions.per_second(start).max())
+        return most if most >= average else None
+    counts = np.diff(records.itl_offsets)
     rows = np.flatnonzero(ok)
     weight = records.output_len[rows] / (counts[rows] + 1)
     first = records.first_token[rows] - start

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -151,7 +151,7 @@ class Recorder:
 
     # -- tokens ---------------------------------------------------------------------------------------------
 
-    def emit(self, now: float, left: Iterable[str] = (), joined: Collection[str] = ()) -> bool:
+    def emit(self, now: float, left: Collection[str] = (), joined: Collection[str] = ()) -> bool:
         """One token for everybody in the group, after some left it and some joined at its end.
 
         Whoever finished is gone without being named. A result processed at `now` is streamed at once, or as
@@ -162,8 +162,11 @@ class Recorder:
         """
         group, tracks, cost = self._group, self.tracks, self._cost
         base = now if now >= self._output_free else self._output_free
-        leaving = [track for track in map(tracks.get, left) if track is not None and track in group]
-        stayed = self._leave(leaving, base) if self._ended or leaving else len(group)
+        if left:
+            leaving = [track for track in map(tracks.get, left) if track is not None and track in group]
+            stayed = self._leave(leaving, base)
+        else:
+            stayed = self._leave([], base) if self._ended else len(group)
         emission = self._emissions
         for request_id in joined:
             track = tracks[request_id]

@@ -153,14 +153,20 @@ class Replica:
 
     def submit(self, request: Request) -> None:
         """Take a request from a client now; it queues for the serial front end, then for the engine."""
-        now = self._env.now
+        self._send(request, self._env.now)
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        """End the sleep of an idle engine when the first request reaches it."""
+        if self._wake is not None and len(self._inbox) == 1:
+            at(self._env, self._inbox[0][0], partial(_succeed, self._wake))
+
+    def _send(self, request: Request, now: float) -> None:
         front = self._step_time.front_end
         work = front.request + front.prompt_token * request.prompt_len
         arrival = self._front_end_free = max(self._front_end_free, now) + work
         self._recorder.sent(request, now, arrival)
         self._inbox.append((arrival, request))
-        if self._wake is not None and len(self._inbox) == 1:
-            at(self._env, arrival, partial(_succeed, self._wake))
 
     def _guarded(self) -> Generator[simpy.Event, Any, None]:
         try:

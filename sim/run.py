@@ -9,6 +9,7 @@ import numpy as np
 import simpy
 
 from sim.client import Client
+from sim.collector import collector_off
 from sim.engines.base import Leaping, Scheduler
 from sim.engines.glue import Limits
 from sim.errors import EngineStuck
@@ -100,10 +101,12 @@ def _send(
     max_concurrency: int | None,
 ) -> None:
     """Run until the last of `requests` is answered."""
-    client = Client(env, requests, replica.submit, max_concurrency)
+    plan = replica.plan if isinstance(replica, LeapingReplica) else None
+    client = Client(env, requests, replica.submit, max_concurrency, plan)
     replica.on_delivered = client.delivered
     try:
-        env.run(until=client.done | replica.failed)
+        with collector_off():
+            env.run(until=client.done | replica.failed)
     except RuntimeError as ran_dry:
         raise EngineStuck(
             f"request {_first_open(recorder)}: the engine stopped with requests unanswered"

@@ -87,12 +87,14 @@ class StepPlan:
 
     def shape(self) -> StepShape:
         """Sum the batch up for pricing."""
+        if not self.scheduled:
+            return decodes(self.kind, self.crowd, self.crowd_context)
         prefill_tokens = prefill_seqs = pairs = prefill_context = 0
-        decodes = sampled = self.crowd
+        decode_seqs = sampled = self.crowd
         decode_context = self.crowd_context
         for _, start, n, samples in self.scheduled:
             if n == 1:
-                decodes += 1
+                decode_seqs += 1
                 decode_context += start + 1
             else:
                 prefill_seqs += 1
@@ -101,7 +103,14 @@ class StepPlan:
                 prefill_context += start + n
             sampled += samples
         return StepShape(
-            self.kind, prefill_tokens, prefill_seqs, decodes, pairs, prefill_context, decode_context, sampled
+            self.kind,
+            prefill_tokens,
+            prefill_seqs,
+            decode_seqs,
+            pairs,
+            prefill_context,
+            decode_context,
+            sampled,
         )
 
 

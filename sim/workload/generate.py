@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.collector import collector_off
 from sim.errors import BadInput
 from sim.provenance import Note
 from sim.request import Request
@@ -58,7 +56,7 @@ def generate_load(spec: WorkloadSpec, seed: int | None = None) -> Load:
     """`generate`, with the notes that belong to it."""
     seed = spec.seed if seed is None else seed
     check_spec(spec, seed)
-    with _collector_off():
+    with collector_off():
         return _generate(spec, seed)
 
 
@@ -162,15 +160,3 @@ def _requests(spec: WorkloadSpec, prompts: Prompts, arrivals: Floats, count: int
             strict=False,
         )
     ]
-
-
-@contextmanager
-def _collector_off() -> Iterator[None]:
-    """Halves the time for a million requests: there is no garbage, and every pass would visit them all."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

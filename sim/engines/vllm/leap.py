@@ -141,7 +141,10 @@ class LeapingVllmScheduler(VllmScheduler):
         budget = self._token_budget
         if crowd.size:
             if blocks := crowd.new_blocks(call):
-                self._allocate_crowd(blocks, call, plan)
+                if blocks <= self.block_pool.num_free_blocks:
+                    self.block_pool.allocate(self._crowd_table, blocks)
+                else:
+                    self._allocate_crowd(blocks, call, plan)
             plan.crowd = crowd.size
             plan.crowd_context = crowd.context(call)
             budget -= crowd.size
