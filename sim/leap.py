@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from sim.engines.base import Leaping, QueueState, StepResult, StepShape, decodes
+from sim.engines.base import Leaping, QueueState, StepPlan, StepResult, StepShape, decodes
 from sim.engines.glue import Limits
-from sim.pricing import DecodePrices, Line
+from sim.pricing import DecodePrices, Line, Price
 from sim.recorder import Recorder
 from sim.replica import InFlight, Replica, add_time
 from sim.request import Request
@@ -123,9 +123,10 @@ class LeapingReplica(Replica):
                 plan = scheduler.schedule()
                 shape = plan.shape()
                 self._note_plan(plan, now)
-                now += self._step_time.host_before(shape)
+                price = self._prices.price(shape)
+                now += price.host_before
                 if plan.kind != "idle":
-                    in_flight.append(self._launch(plan, shape, now))
+                    in_flight.append(self._launch_at(price, plan, shape, now))
                     if len(in_flight) < depth:
                         continue
                 came_to_nothing = plan.kind == "idle"
@@ -140,12 +141,31 @@ class LeapingReplica(Replica):
                 step = in_flight.popleft()
                 now = max(now, step.end)
                 result = scheduler.update(step.plan)
-                now += self._step_time.host_after(step.shape)
+                now += step.after
                 self._deliver(step, result, now)
             elif came_to_nothing:
                 self._watch_idle()
             if came_to_nothing and self._idle_poll and self._unfinished():
                 now += self._idle_poll
+
+    def _launch_at(self, price: Price, plan: StepPlan, shape: StepShape, now: float) -> InFlight:
+        """`_launch` with the price at hand."""
+        usage, seconds, free = self.usage, price.seconds, self._device_free
+        start = free
+        if now > free:
+            start = now
+            add_time(usage.device, "host", now - free)
+        end = self._device_free = start + seconds
+        if price.resource is not None:
+            add_time(usage.device, price.resource, seconds)
+        usage.steps += 1
+        if self._state.num_waiting and (reason := self._kept_out(shape)):
+            add_time(usage.waiting, reason, seconds)
+        if price.reason is not None:
+            usage.out_of_range[price.reason] = usage.out_of_range.get(price.reason, 0) + 1
+        self._idle_calls = 0
+        self._tokens_since_output += shape.num_tokens
+        return InFlight(plan, shape, start, end, price.host_after)
 
     def _deliver(self, step: InFlight, result: StepResult, now: float) -> None:
         recorder = self._recorder
@@ -162,12 +182,10 @@ class LeapingReplica(Replica):
     def _leap(self, calls: int, now: float, in_flight: deque[InFlight]) -> float | None:
         """Make as many of the certain calls as lie before the next event. Returns when the next one is due.
 
-        None if the step-time model has no line for them, or if host and device are not in step yet.
+        None if host and device are not in step yet.
         """
         shape = self._leaper.steady_shape()
         line = self._prices.line(shape)
-        if line is None:
-            return None
         context, size = shape.decode_context, shape.num_decode_seqs
         calls = min(calls, (line.high - context) // size + 1)
         duration, growth = line.intercept + line.slope * context, line.slope * size
@@ -198,7 +216,7 @@ class LeapingReplica(Replica):
         plan = self._leaper.leap(calls)
         if plan is not None:
             latest = decodes(shape.kind, size, context + size * (calls - 1))
-            in_flight[-1] = InFlight(plan, latest, start, self._device_free)
+            in_flight[-1] = InFlight(plan, latest, start, self._device_free, line.host_after)
         self._account(line, shape, busy + last_duration, calls)
         return stretch.call(calls)
 

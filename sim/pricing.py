@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sim.engines.base import StepShape, decodes
-from sim.steptime.base import StepTimeModel
+from sim.engines.base import StepShape
+from sim.steptime.base import DecodeLine, StepTimeModel
 
 TOLERANCE = 1e-12
 POINTS = (0.25, 0.5, 0.75)
@@ -29,75 +30,102 @@ class Line(NamedTuple):
     host_after: float
 
 
+class Price(NamedTuple):
+    """Device time of a step [s], and what `Line` has besides."""
+
+    seconds: float
+    resource: str | None
+    reason: str | None
+    host_before: float
+    host_after: float
+
+
 class DecodePrices:
     """Prices decode batches by lines that are found once and remembered.
 
-    A step-time model promises to be affine in the context of a given batch between edges. Where its edges
-    are is found by asking it: a stretch counts as affine if points within it lie on the line through its
-    ends.
+    A step-time model promises to be affine in the context of a given batch between edges. A model with a
+    `decode_line` says where; of another one it is found by asking: a stretch counts as affine if points
+    within it lie on the line through its ends.
     """
 
     def __init__(self, model: StepTimeModel) -> None:
         self._model = model
         self._assess: Callable[[StepShape], tuple[float, str]] | None = getattr(model, "assess", None)
+        self._told: Callable[[StepShape], DecodeLine] | None = getattr(model, "decode_line", None)
         self._lines: dict[tuple[str, int], list[Line]] = {}
 
-    def line(self, shape: StepShape) -> Line | None:
-        """The line of this batch (decodes alone, all sampled) around its context.
+    def price(self, shape: StepShape) -> Price:
+        """What any step costs."""
+        decodes = shape.num_decode_seqs
+        if decodes and decodes == shape.num_sampled and not shape.num_prefill_seqs:
+            intercept, slope, _, _, resource, reason, before, after = self.line(shape)
+            return Price(intercept + slope * shape.decode_context, resource, reason, before, after)
+        seconds, resource = self._price(shape)
+        reason, before, after = self._constants(shape)
+        return Price(seconds, resource, reason, before, after)
 
-        Returns:
-            None if the model bends or changes its mind right there.
-        """
+    def line(self, shape: StepShape) -> Line:
+        """The line of this batch (decodes alone, all sampled); it holds for the batch's context at least."""
         context = shape.decode_context
         lines = self._lines.get((shape.kind, shape.num_decode_seqs))
         if lines is None:
             lines = self._lines[shape.kind, shape.num_decode_seqs] = []
         for line in lines:
-            if line.low <= context < line.high:
+            if line.low <= context <= line.high:
                 return line
-        found = self._find(shape)
-        if found is not None:
-            lines.append(found)
-        return found
+        line = self._find(shape)
+        if line.high > line.low:
+            lines.append(line)
+        return line
 
-    def _find(self, shape: StepShape) -> Line | None:
-        context, per_call = shape.decode_context, shape.num_decode_seqs
-        reach = context + 64 * per_call
-        while reach >= per_call:
-            line = self._between(shape, context, context + reach)
+    def _find(self, shape: StepShape) -> Line:
+        """The longest stretch around this context, of those tried, on which nothing bends or changes."""
+        context = shape.decode_context
+        below, above = context // 2, context + 64 * shape.num_decode_seqs
+        told = self._told(shape) if self._told is not None else None
+        if told is not None:
+            below, above = 3 * context // 4, 2 * context
+            below, above = max(below, math.ceil(told.since)), int(min(above, told.reach))
+        constant = self._constants(shape)
+        while above > context:
+            high = shape._replace(decode_context=above)
+            line = self._between(shape, high, told, constant)
             if line is not None:
-                return self._between(shape, max(per_call, context // 2), context + reach) or line
-            reach //= 2
-        return None
+                low = shape._replace(decode_context=min(below, context))
+                return self._between(low, high, told, constant) or line
+            above = context + (above - context) // 4
+        seconds, resource = self._price(shape)
+        return Line(seconds, 0.0, context, context, resource, *constant)
 
-    def _between(self, shape: StepShape, low: int, high: int) -> Line | None:
-        ends = [_at(shape, low), _at(shape, high)]
-        model = self._model
-        (first, resource), (last, other) = self._price(ends[0]), self._price(ends[1])
-        before, after = model.host_before(ends[0]), model.host_after(ends[0])
-        reason = model.out_of_range(ends[0])
-        same = (resource, reason, before, after)
-        if same != (
-            other,
-            model.out_of_range(ends[1]),
-            model.host_before(ends[1]),
-            model.host_after(ends[1]),
-        ):
+    def _between(
+        self,
+        low: StepShape,
+        high: StepShape,
+        told: DecodeLine | None,
+        constant: tuple[str | None, float, float],
+    ) -> Line | None:
+        if constant != self._constants(high) or constant != self._constants(low):
             return None
-        slope = (last - first) / (high - low)
+        begin, end = low.decode_context, high.decode_context
+        if told is not None:
+            return Line(told.intercept, told.slope, begin, end, told.resource, *constant)
+        (first, resource), (last, other) = self._price(low), self._price(high)
+        if resource != other:
+            return None
+        slope = (last - first) / (end - begin)
         for point in POINTS:
-            context = low + int((high - low) * point)
-            seconds, resource_there = self._price(_at(shape, context))
-            expected = first + slope * (context - low)
+            context = begin + int((end - begin) * point)
+            seconds, resource_there = self._price(low._replace(decode_context=context))
+            expected = first + slope * (context - begin)
             if resource_there != resource or abs(seconds - expected) > TOLERANCE * seconds:
                 return None
-        return Line(first - slope * low, slope, low, high, resource, reason, before, after)
+        return Line(first - slope * begin, slope, begin, end, resource, *constant)
+
+    def _constants(self, shape: StepShape) -> tuple[str | None, float, float]:
+        model = self._model
+        return model.out_of_range(shape), model.host_before(shape), model.host_after(shape)
 
     def _price(self, shape: StepShape) -> tuple[float, str | None]:
         if self._assess is None:
             return self._model.gpu(shape), None
         return self._assess(shape)
-
-
-def _at(shape: StepShape, context: int) -> StepShape:
-    return decodes(shape.kind, shape.num_decode_seqs, context)

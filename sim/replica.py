@@ -29,12 +29,13 @@ MAX_RECOMPUTE = 8
 
 
 class InFlight(NamedTuple):
-    """A step on the device: it runs from `start` to `end`."""
+    """A step on the device: it runs from `start` to `end`, its result takes the host `after` seconds."""
 
     plan: StepPlan
     shape: StepShape
     start: float
     end: float
+    after: float
 
 
 @dataclass(slots=True)
@@ -203,9 +204,8 @@ class Replica:
                 if step.end > env.now:
                     yield env.timeout(step.end - env.now)
                 result = scheduler.update(step.plan)
-                host = self._step_time.host_after(step.shape)
-                if host:
-                    yield env.timeout(host)
+                if step.after:
+                    yield env.timeout(step.after)
                 self._deliver(step, result, env.now)
             elif came_to_nothing:
                 self._watch_idle()
@@ -260,7 +260,7 @@ class Replica:
             usage.out_of_range[reason] = usage.out_of_range.get(reason, 0) + 1
         self._idle_calls = 0
         self._tokens_since_output += shape.num_tokens
-        return InFlight(plan, shape, start, start + duration)
+        return InFlight(plan, shape, start, start + duration, self._step_time.host_after(shape))
 
     def _kept_out(self, shape: StepShape) -> str | None:
         if not self._state.num_waiting:

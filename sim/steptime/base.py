@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sim.engines.base import StepShape
 
@@ -28,13 +28,27 @@ class FrontEnd:
     output_token: float = 0.0
 
 
+class DecodeLine(NamedTuple):
+    """Price of a batch of decodes over its context: intercept + slope * context [s], from `since` to `reach`.
+
+    Where the context asked for lies outside, the line holds for it alone. `resource` is what bounds a step.
+    """
+
+    intercept: float
+    slope: float
+    since: float
+    reach: float
+    resource: str
+
+
 class StepTimeModel(Protocol):
     """Prices one step.
 
     Implementations are pure: the same shape costs the same. Postcondition: `gpu` > 0 for a shape with
     tokens; all returned values are finite and non-negative. For every fixed batch composition, `gpu` is
     affine in `decode_context` between graph-bucket edges, so that runs of identical decode steps have a
-    closed form.
+    closed form. A model may say so itself, by a method `decode_line(shape) -> DecodeLine`, and may name what
+    bounds a step, by `assess(shape) -> (seconds, resource)`.
     """
 
     @property

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from sim.engines.base import StepShape
+from sim.engines.base import StepKind, StepShape
 from sim.errors import BadInput
 from sim.hardware import GpuSpec
-from sim.steptime.base import FrontEnd
-from sim.steptime.buckets import NO_GRAPHS, GraphBuckets
+from sim.steptime.base import DecodeLine, FrontEnd
+from sim.steptime.buckets import NO_GRAPHS, GraphBuckets, Launch
 from sim.steptime.cost import ModelCost
 from sim.steptime.efficiencies import Efficiencies
 
@@ -75,7 +75,11 @@ class ValidRange(NamedTuple):
             if limit is not None and value > RANGE_SLACK * limit:
                 return _beyond(what, limit, value)
         decodes = shape.num_decode_seqs
-        if self.context is not None and decodes and shape.decode_context > RANGE_SLACK * self.context * decodes:
+        if (
+            self.context is not None
+            and decodes
+            and shape.decode_context > RANGE_SLACK * self.context * decodes
+        ):
             return _beyond("tokens of context per decode", self.context, shape.decode_context // decodes)
         return None
 
@@ -89,6 +93,7 @@ def _beyond(what: str, limit: int, value: int) -> str:
     return f"more {what} than the calibration's {limit} ({far})"
 
 
+MEMO_LIMIT = 10_000
 NOTHING = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -142,7 +147,7 @@ class RooflineModel:
     source: str = ""
     valid: ValidRange | None = None
     front_end: FrontEnd = field(init=False)
-    _split_memo: dict[tuple[str, int, int], tuple[float, float, float]] = field(
+    _split_memo: dict[tuple[StepKind, int, int, int, int], tuple[float, float, float]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -156,10 +161,7 @@ class RooflineModel:
             return NOTHING
         padded, launch = self.buckets.pad(shape)
         gemm = self._ridge(self._weights(shape), self._compute(padded, shape.num_sampled))
-        if launch == "eager":
-            gemm = max(gemm, eff.eager_launch * cost.num_layers)
-        elif launch == "piecewise":
-            gemm = max(gemm, eff.piecewise_launch * cost.num_layers)
+        gemm = max(gemm, self._launch_time(launch) * cost.num_layers)
         return StepParts(
             overhead=eff.step_overhead + eff.layer_overhead * cost.num_layers,
             gemm=gemm,
@@ -198,26 +200,59 @@ class RooflineModel:
         """Why this shape lies outside what was calibrated; never without a calibration."""
         return None if self.valid is None else self.valid.beyond(shape)
 
+    def decode_line(self, shape: StepShape) -> DecodeLine:
+        """How the price of a batch of decodes alone goes on as its context grows or shrinks."""
+        compute, bandwidth, overhead = self._split_without_attention(shape)
+        cost, context = self.cost, shape.decode_context
+        rate = self.peaks.bandwidth * self.efficiencies.kv_bandwidth
+        window = shape.num_decode_seqs * cost.sliding_window
+        slope, since, reach = cost.kv_bytes_per_token / rate, 0.0, math.inf
+        if context < window:
+            slope, reach = slope + cost.sliding_kv_bytes_per_token / rate, float(window)
+        else:
+            bandwidth, since = bandwidth + window * cost.sliding_kv_bytes_per_token / rate, float(window)
+        resource: Resource = "compute" if compute > overhead else "overhead"
+        turn = (max(compute, overhead) - bandwidth) / slope if slope else math.inf
+        if turn < context:
+            resource, since = "bandwidth", max(since, turn + 1.0)
+        else:
+            reach = min(reach, turn - 1.0)
+        return DecodeLine(compute + bandwidth + overhead, slope, since, reach, resource)
+
     def _split_without_attention(self, shape: StepShape) -> tuple[float, float, float]:
         """(compute, bandwidth, overhead) of all terms that no context length enters, remembered by batch."""
-        # Only batches of decodes repeat often enough to be worth a place.
-        key = (shape.kind, shape.num_decode_seqs, shape.num_sampled)
-        known = None if shape.num_prefill_seqs else self._split_memo.get(key)
+        key = (*shape[:4], shape.num_sampled)
+        known = self._split_memo.get(key)
         if known is not None:
             return known
-        parts = self.parts(shape)
-        overhead = parts.overhead + parts.sequences + parts.communication
-        weights = self._weights(shape)
-        flops = self._compute(self.buckets.pad(shape)[0], shape.num_sampled) if shape.num_tokens else 0.0
-        if parts.gemm > self._ridge(weights, flops):
-            split = (0.0, 0.0, overhead + parts.gemm)
+        if not shape.num_tokens:
+            return 0.0, 0.0, 0.0
+        padded, launch = self.buckets.pad(shape)
+        weights, flops = self._weights(shape), self._compute(padded, shape.num_sampled)
+        gemm = self._ridge(weights, flops)
+        overhead = self._fixed(shape) + self._communication(padded)
+        launches = self.cost.num_layers * self._launch_time(launch)
+        if launches > gemm:
+            split = (0.0, 0.0, overhead + launches)
         elif flops > weights:
-            split = (parts.gemm, 0.0, overhead)
+            split = (gemm, 0.0, overhead)
         else:
-            split = (0.0, parts.gemm, overhead)
-        if not shape.num_prefill_seqs:
-            self._split_memo[key] = split
+            split = (0.0, gemm, overhead)
+        if len(self._split_memo) >= MEMO_LIMIT:
+            self._split_memo.clear()
+        self._split_memo[key] = split
         return split
+
+    def _fixed(self, shape: StepShape) -> float:
+        eff, layers = self.efficiencies, self.cost.num_layers
+        sequences = shape.num_decode_seqs + shape.num_prefill_seqs
+        return eff.step_overhead + (eff.layer_overhead + eff.sequence * sequences) * layers
+
+    def _launch_time(self, launch: Launch) -> float:
+        """Host time per layer that the step cannot be shorter than."""
+        if launch == "eager":
+            return self.efficiencies.eager_launch
+        return self.efficiencies.piecewise_launch if launch == "piecewise" else 0.0
 
     def _weights(self, shape: StepShape) -> float:
         rate = self.peaks.bandwidth * self.efficiencies.weight_bandwidth
