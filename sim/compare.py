@@ -1,31 +1,75 @@
-"""Set results side by side, metric by metric: predicted against measured, or run against run."""
+"""Set a prediction beside measured runs, metric by metric, and say how far to trust each difference."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-import numpy as np
-
+from sim.comparison.figures import (
+    LATENCY_KEYS,
+    METRICS,
+    STATISTICS,
+    THROUGHPUTS,
+    beyond_sample,
+    both,
+    common_window,
+    figure,
+    in_window,
+    samples,
+    split_key,
+)
+from sim.comparison.identity import Difference, differences
+from sim.comparison.intervals import ErrorInterval, error_interval, prediction_interval
+from sim.comparison.noise import Noise, repeat_noise
+from sim.comparison.regimes import Regimes, judge
+from sim.comparison.sampling import Distance, Equivalence, distance, equivalence, log_ratio_spread
+from sim.comparison.sources import Sources, cancellation, does_not_add_up, error_sources
 from sim.errors import NotComparable
 from sim.provenance import Note
-from sim.results import BenchResult, Floats, RequestRecords
+from sim.results import BenchResult
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
-STATISTICS = ("mean", "median", "p90", "p95", "p99")
-THROUGHPUTS = ("request_throughput", "output_throughput", "total_token_throughput")
+__all__ = [
+    "METRICS",
+    "STATISTICS",
+    "THROUGHPUTS",
+    "Comparison",
+    "MetricRow",
+    "MetricTest",
+    "compare",
+    "exceeds",
+    "figure",
+    "samples",
+    "work_differences",
+]
+
+MARGIN = 0.10
 # Amounts of work that must agree before any timing may be compared, with the relative slack allowed.
 WORK = {"completed": 0.0, "total_input_tokens": 0.01, "total_output_tokens": 0.01}
+_SERVER_KEYS = ("num_preemptions", "kv_cache_tokens", "max_kv_usage")
 
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One figure on both sides. `error` is predicted / measured - 1, None where a side is unknown or 0."""
+    """One figure on both sides. `error` is predicted / measured - 1, None where a side is unknown or 0.
+
+    Attributes:
+        measured: mean over the repeats, where there are several.
+        n: samples behind it; None: unknown.
+        interval: of the error, at 90 %; None where nothing tells it.
+        noise: repeat noise of the measured figure; None where nothing tells it.
+        scored: whether the figure decides.
+        unscored: why not.
+    """
 
     key: str
     predicted: float | None
     measured: float | None
+    n: int | None = None
+    interval: ErrorInterval | None = None
+    noise: Noise | None = None
+    scored: bool = True
+    unscored: str = ""
 
     @property
     def error(self) -> float | None:
@@ -34,62 +78,55 @@ class MetricRow:
             return None
         return self.predicted / self.measured - 1.0
 
+    @property
+    def within_noise(self) -> bool:
+        """Whether the error is no larger than twice what the measurement itself varies by."""
+        return self.error is not None and self.noise is not None and abs(self.error) <= 2 * self.noise.share
+
+
+@dataclass(frozen=True, slots=True)
+class MetricTest:
+    """Distributions of one metric: their distance, and whether their means are equivalent."""
+
+    metric: str
+    distance: Distance
+    equivalence: Equivalence | None
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A prediction beside one measured run."""
+    """A prediction beside one measured load.
+
+    Attributes:
+        measured: the (first) measured run.
+        runs: measured runs of this load.
+        tests: per metric, where both sides have records.
+        sources: where the error of the latency comes from.
+        differs: facts on which the two results differ.
+    """
 
     predicted: BenchResult
     measured: BenchResult
     rows: tuple[MetricRow, ...]
     notes: tuple[Note, ...]
+    regimes: Regimes
+    runs: int = 1
+    tests: tuple[MetricTest, ...] = ()
+    sources: Sources | None = None
+    differs: tuple[Difference, ...] = ()
 
     @property
     def worst(self) -> MetricRow | None:
-        """The row with the largest absolute error: errors that cancel in another metric do not hide."""
-        scored = [row for row in self.rows if row.error is not None]
+        """The deciding row with the largest absolute error: errors that cancel elsewhere do not hide."""
+        scored = [row for row in self.rows if row.scored and row.error is not None]
         return max(scored, key=lambda row: abs(row.error or 0.0)) if scored else None
 
-
-def samples(records: RequestRecords, metric: str) -> Floats:
-    """Per-request (or, for "itl", per-token) samples of a metric in seconds, completed requests only.
-
-    TPOT leaves out outputs of one token, as `vllm bench serve` does (vllm/benchmarks/serve.py, 0.28).
-    """
-    done = np.array([status == "ok" for status in records.status], dtype=bool)
-    if metric == "itl":
-        owner = np.repeat(np.arange(len(records)), np.diff(records.itl_offsets))
-        return records.itls[done[owner]] if len(owner) else records.itls
-    ttft: Floats = records.first_token - records.sent
-    e2el: Floats = records.last_token - records.sent
-    if metric in ("ttft", "e2el"):
-        chosen: Floats = (ttft if metric == "ttft" else e2el)[done]
-        return chosen
-    many = done & (records.output_len > 1)
-    tpot: Floats = (e2el[many] - ttft[many]) / (records.output_len[many] - 1)
-    return tpot
-
-
-def figure(result: BenchResult, key: str) -> float | None:
-    """One figure by its `vllm bench serve` key, computed from records where the key was not reported.
-
-    `p50_x_ms` and `median_x_ms` are the same figure.
-    """
-    for name in (key, key.replace("median_", "p50_"), key.replace("p50_", "median_")):
-        value = result.aggregates.get(name)
-        if value is not None:
-            return float(value)
-    parts = re.fullmatch(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el)_ms", key)
-    if result.records is None or parts is None:
-        return None
-    values = samples(result.records, parts[3])
-    if not len(values):
-        return None
-    if parts[1] == "mean":
-        return float(values.mean() * 1e3)
-    if parts[1] == "std":
-        return float(values.std() * 1e3)
-    return float(np.percentile(values, float(parts[2] or 50)) * 1e3)
+    def verdict(self, threshold: float = MARGIN) -> Literal["PASS", "FAIL", "UNDECIDED"]:
+        """Whether the worst figure is within `threshold`; UNDECIDED if no figure decides."""
+        worst = self.worst
+        if worst is None or worst.error is None:
+            return "UNDECIDED"
+        return "PASS" if abs(worst.error) <= threshold else "FAIL"
 
 
 def work_differences(predicted: BenchResult, measured: BenchResult) -> list[str]:
@@ -104,48 +141,166 @@ def work_differences(predicted: BenchResult, measured: BenchResult) -> list[str]
     return out
 
 
-def compare(predicted: BenchResult, measured: BenchResult, *, force: bool = False) -> Comparison:
-    """Set a prediction beside a measured run.
+def compare(
+    predicted: BenchResult,
+    measured: BenchResult | Sequence[BenchResult],
+    *,
+    force: bool = False,
+    margin: float = MARGIN,
+    window: Literal["whole", "steady"] = "whole",
+    capacities: tuple[float | None, float | None] = (None, None),
+) -> Comparison:
+    """Set a prediction beside a measured load.
 
-    Rows are the figures that both sides can state. Raises NotComparable if the two did not do the same
-    work or the measured run is INVALID, unless `force` is set: then it is a note.
+    Rows are the figures that both sides can state, by one definition where both have records.
+
+    Args:
+        measured: one run, or several of the same load: their spread is the repeat noise.
+        force: what forbids a comparison becomes a note.
+        margin: of the equivalence test.
+        window: "steady" leaves out what either side took to fill up and to drain.
+        capacities: (predicted, measured) requests/s where known otherwise; see `judge`.
+
+    Raises:
+        NotComparable: the sides are of different engines, versions, models, GPUs or loads, did not do the
+            same work, or a measured run is INVALID.
     """
-    problems = work_differences(predicted, measured)
-    if measured.verdict.status == "INVALID":
-        problems += [f"the measured run is INVALID ({reason.text})" for reason in measured.verdict.reasons]
+    repeats = [measured] if isinstance(measured, BenchResult) else list(measured)
+    first = repeats[0]
+    differs = differences(predicted.identity, first.identity)
+    problems = [str(difference) for difference in differs if difference.fatal]
+    problems += _problems(predicted, repeats)
     if problems and not force:
-        raise NotComparable(f"{measured.tool}: not comparable: " + "; ".join(problems))
+        raise NotComparable(f"{first.tool}: not comparable: " + "; ".join(problems))
     notes = [Note("warning", "comparable", text) for text in problems]
-    keys = ["duration", *THROUGHPUTS] + [f"{stat}_{metric}_ms" for metric in METRICS for stat in STATISTICS]
+    notes += [Note("warning", d.key, str(d)) for d in differs if not d.fatal]
+    regimes = judge(predicted, first, *capacities)
+    if window == "steady":
+        predicted, repeats, note = _steady(predicted, repeats)
+        notes.append(note)
+    rows = _rows(predicted, repeats, regimes)
+    notes += _remarks(predicted, repeats[0], rows)
+    return Comparison(
+        predicted,
+        repeats[0],
+        tuple(rows),
+        tuple(notes),
+        regimes,
+        len(repeats),
+        _tests(predicted, repeats[0], rows, margin),
+        error_sources(predicted, repeats[0]),
+        differs,
+    )
+
+
+def exceeds(comparisons: Sequence[Comparison], threshold: float, *, allow_noise: bool = False) -> list[str]:
+    """The deciding figures whose absolute error is above `threshold` (0.05 is 5 %).
+
+    `allow_noise` passes those within twice their measured repeat noise; an assumed noise excuses nothing.
+    """
+    over = []
+    for comparison in comparisons:
+        for row in comparison.rows:
+            if not row.scored or row.error is None or abs(row.error) <= threshold:
+                continue
+            if allow_noise and row.within_noise and row.noise is not None and row.noise.repeats:
+                continue
+            over.append(f"{row.key} {row.error:+.1%}")
+    return over
+
+
+def _problems(predicted: BenchResult, repeats: Sequence[BenchResult]) -> list[str]:
+    out = []
+    for run in repeats:
+        out += work_differences(predicted, run)
+        if run.verdict.status == "INVALID":
+            out += [f"the measured run is INVALID ({reason.text})" for reason in run.verdict.reasons]
+    return list(dict.fromkeys(out))
+
+
+def _steady(
+    predicted: BenchResult, repeats: list[BenchResult]
+) -> tuple[BenchResult, list[BenchResult], Note]:
+    window = common_window(predicted, repeats[0])
+    if window is None:
+        text = "no steady window: too few requests, or a side without records; the whole run is compared"
+        return predicted, repeats, Note("warning", "window", text)
+    cut = [in_window(run, *window) for run in repeats]
+    text = f"requests sent {window[0]:.1f} to {window[1]:.1f} s after the first, on both sides"
+    return in_window(predicted, *window), cut, Note("info", "window", text)
+
+
+def _rows(predicted: BenchResult, repeats: list[BenchResult], regimes: Regimes) -> list[MetricRow]:
+    first = repeats[0]
+    spreads: dict[str, float] = {}
+    if predicted.records is not None and first.records is not None:
+        spreads = log_ratio_spread(predicted.records, first.records, LATENCY_KEYS)
     rows = []
-    for key in keys:
-        theirs = measured.duration if key == "duration" else figure(measured, key)
-        ours = predicted.duration if key == "duration" else figure(predicted, key)
-        if ours is not None and theirs is not None:
-            rows.append(MetricRow(key, ours, theirs))
-    for key in ("num_preemptions", "kv_cache_tokens", "max_kv_usage"):
-        ours, theirs = predicted.server.get(key), measured.server.get(key)
-        if theirs is not None:
-            rows.append(
-                MetricRow(key, None if ours is None else float(ours), float(theirs)),
-            )
-    completed = measured.aggregates.get("completed")
-    if completed is not None and completed < 100:
-        notes.append(
-            Note(
-                "warning",
-                "p99",
-                f"P99 of {int(completed)} requests is close to the maximum; read it with care",
-            )
+    if regimes.capacity_predicted and regimes.capacity_measured and not regimes.scores("mean_ttft_ms"):
+        rows.append(MetricRow("capacity", regimes.capacity_predicted, regimes.capacity_measured))
+    for key in ("duration", *THROUGHPUTS, *LATENCY_KEYS):
+        pairs = [both(predicted, run, key) for run in repeats]
+        known = [theirs for _, theirs in pairs if theirs is not None]
+        ours = pairs[0][0]
+        if ours is None or not known:
+            continue
+        noise = repeat_noise(key, repeats)
+        reason = "" if regimes.scores(key) else str(regimes.verdict)
+        n = _samples_of(first, key)
+        if not reason and beyond_sample(key, n):
+            reason = f"beyond {n} samples"
+        row = MetricRow(
+            key, ours, sum(known) / len(known), n, noise=noise, scored=not reason, unscored=reason
         )
-    return Comparison(predicted, measured, tuple(rows), tuple(notes))
+        interval = error_interval(
+            row.error, prediction_interval(predicted, key), spreads.get(key), noise, len(known)
+        )
+        rows.append(replace(row, interval=interval))
+    for key in _SERVER_KEYS:
+        ours, theirs = predicted.server.get(key), first.server.get(key)
+        if theirs is not None:
+            value = None if ours is None else float(ours)
+            rows.append(MetricRow(key, value, float(theirs), scored=False, unscored="not a latency"))
+    return rows
 
 
-def exceeds(comparisons: Sequence[Comparison], threshold: float) -> list[str]:
-    """Names of the figures whose absolute error is above `threshold` (0.05 is 5 %)."""
-    return [
-        f"{row.key} {row.error:+.1%}"
-        for comparison in comparisons
-        for row in comparison.rows
-        if row.error is not None and abs(row.error) > threshold
-    ]
+def _samples_of(result: BenchResult, key: str) -> int | None:
+    parts = split_key(key)
+    if parts is None:
+        return None
+    if result.records is not None:
+        return len(samples(result.records, parts[1]))
+    told: Any = result.aggregates.get(f"n_{parts[1]}", result.aggregates.get("completed"))
+    # Gaps are pooled over requests: how many there are is not told by the number of requests.
+    return None if told is None or parts[1] == "itl" else int(told)
+
+
+def _tests(
+    predicted: BenchResult, measured: BenchResult, rows: Sequence[MetricRow], margin: float
+) -> tuple[MetricTest, ...]:
+    if predicted.records is None or measured.records is None:
+        return ()
+    found = []
+    by_key = {row.key: row for row in rows}
+    for metric in METRICS:
+        apart = distance(predicted.records, measured.records, metric)
+        row = by_key.get(f"mean_{metric}_ms")
+        if apart is None or row is None:
+            continue
+        same = None
+        if row.error is not None and row.interval is not None:
+            same = equivalence(1.0 + row.error, row.interval.spread, margin)
+        found.append(MetricTest(metric, apart, same))
+    return tuple(found)
+
+
+def _remarks(predicted: BenchResult, measured: BenchResult, rows: Sequence[MetricRow]) -> list[Note]:
+    notes = []
+    if (text := cancellation(predicted, measured)) is not None:
+        notes.append(Note("warning", "cancellation", text))
+    notes += [Note("warning", "identity", text) for text in does_not_add_up(predicted, measured)]
+    completed = measured.aggregates.get("completed")
+    if completed is not None and completed < 100 and any("p99" in row.key for row in rows):
+        text = f"P99 of {int(completed)} requests is about their maximum; it is shown and does not decide"
+        notes.append(Note("warning", "p99", text))
+    return notes

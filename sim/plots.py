@@ -175,27 +175,6 @@ def draw_cdfs(axes: Axes, runs: Sequence[tuple[str, RequestRecords]], log: bool 
     axes.legend(frameon=False, fontsize=8)
 
 
-def plot_comparison(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Draw predicted against measured: signed error per figure, and CDF overlays where both have records."""
-    overlays = [
-        comparison
-        for comparison in comparisons
-        if comparison.predicted.records is not None and comparison.measured.records is not None
-    ]
-    longest = max(len(comparison.rows) for comparison in comparisons)
-    figure, axes = new_figure(1 + len(overlays), 1, 9.0, 1.5 + 0.22 * longest + 3.5 * len(overlays))
-    flat = np.atleast_1d(axes)
-    draw_errors(flat[0], comparisons)
-    for axis, comparison in zip(flat[1:], overlays, strict=True):
-        assert comparison.predicted.records is not None
-        assert comparison.measured.records is not None
-        draw_cdfs(
-            axis, [("predicted", comparison.predicted.records), ("measured", comparison.measured.records)]
-        )
-    figure.suptitle(title(comparisons[0].predicted), fontsize=10)
-    save(figure, path)
-
-
 def run_name(result: BenchResult, index: int) -> str:
     """A legend entry: the run's concurrency where known, else its place."""
     level = result.identity.get("max_concurrency")
@@ -222,12 +201,17 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
                     color=colour,
                 )
         axis.set(xlabel="concurrency", ylabel=title_, yscale=scale, xscale="log")
-        levels = sorted({p.concurrency for curve in curves for p in curve.points if p.concurrency})
-        axis.set_xticks(levels, [str(level) for level in levels])
-        axis.set_xticks([], minor=True)
+        levels_axis(axis, sorted({p.concurrency for c in curves for p in c.points if p.concurrency}))
         axis.legend(frameon=False, fontsize=8)
     axes[1].set_ylim(bottom=0)
     save(figure, path)
+
+
+def levels_axis(axes: Axes, levels: Sequence[float]) -> None:
+    """Ticks at the given loads only, on a logarithmic axis."""
+    axes.set_xscale("log")
+    axes.set_xticks(levels, [f"{level:g}" for level in levels])
+    axes.set_xticks([], minor=True)
 
 
 def plot_demo(comparisons: Sequence[Comparison], path: Path) -> None:
@@ -266,8 +250,14 @@ def draw_errors(axes: Axes, comparisons: Sequence[Comparison]) -> None:
         errors = [100 * (row.error or 0.0) for row in rows]
         places = [keys.index(row.key) + 0.15 * (index - (len(comparisons) - 1) / 2) for row in rows]
         axes.hlines(places, 0, errors, color=COLOURS["client"], lw=1)
-        axes.plot(errors, places, "o", ms=5, label=run_name(comparison.measured, index))
-        for error, place in zip(errors, places, strict=True):
+        colour = f"C{index % 10}"
+        axes.plot(errors, places, "o", ms=5, color=colour, label=run_name(comparison.measured, index))
+        for row, place in zip(rows, places, strict=True):
+            if row.interval is not None:
+                bounds = (100 * row.interval.low, 100 * row.interval.high)
+                axes.hlines(place, *bounds, color=colour, lw=3, alpha=0.25)
+        labels = zip(errors, places, strict=True) if len(comparisons) <= 2 else ()
+        for error, place in labels:
             side = 6 if error >= 0 else -6
             axes.annotate(
                 f"{error:+.1f} %",

@@ -2,57 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from sim.compare import Comparison, MetricRow, exceeds
-from sim.compare import compare as compare_results
+from sim.comparison.text import format_comparison
 from sim.errors import BadInput
-from sim.results import BenchResult
 
+if TYPE_CHECKING:
+    from sim.compare import Comparison
+    from sim.results import BenchResult
+    from sim.scenario import Scenario
 
-def load_prediction(source: Path, profile: Path | None) -> BenchResult:
-    """Read a prediction, or make it from a scenario file."""
-    from sim.resultfile import read_result
-
-    if source.suffix in (".yaml", ".yml"):
-        from sim.build import build_scenario
-        from sim.cli.predict import simulate_with
-
-        return simulate_with(build_scenario(file=source), profile).result
-    result = read_result(source)
-    if result.origin != "predicted":
-        raise BadInput(
-            "PREDICTION", str(source), "is a measured result; pass a prediction or a scenario file first"
-        )
-    return result
-
-
-def format_value(value: float | None) -> str:
-    """A figure with four significant digits and thousands separators."""
-    if value is None:
-        return "unknown"
-    return f"{value:,.0f}" if abs(value) >= 10_000 or value == int(value) else f"{value:,.4g}"
-
-
-def format_row(row: MetricRow) -> str:
-    """One line of the table."""
-    error = "" if row.error is None else f"{row.error:+8.1%}"
-    return f"  {row.key:<24}{format_value(row.predicted):>14}{format_value(row.measured):>14}{error:>10}"
-
-
-def format_comparison(comparison: Comparison) -> str:
-    """A comparison as a table, worst figure last."""
-    lines = [
-        f"  {'figure':<24}{'predicted':>14}{'measured':>14}{'error':>10}",
-        *(format_row(row) for row in comparison.rows),
-    ]
-    worst = comparison.worst
-    if worst is not None:
-        lines.append(f"  worst: {worst.key} {worst.error:+.1%}")
-    lines += [f"  {note.kind}: {note.text}" for note in comparison.notes]
-    return "\n".join(lines)
+__all__ = ["compare", "format_comparison", "parse_percent"]
 
 
 @click.command()
@@ -61,38 +25,139 @@ def format_comparison(comparison: Comparison) -> str:
     "measured", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
 @click.option("--profile", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw errors and CDF overlays to this file.")
-@click.option("--fail-above", metavar="PERCENT", help="Exit 1 if any figure is off by more, e.g. 5%.")
+@click.option("--replay", is_flag=True, help="Scenario: send the recorded requests as they were sent.")
+@click.option(
+    "--window",
+    type=click.Choice(["whole", "steady"]),
+    default="whole",
+    show_default=True,
+    help="steady: leave out filling up and draining, on both sides alike.",
+)
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw errors, CDFs and residuals to this file.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the comparison as JSON.")
+@click.option(
+    "--margin", metavar="PERCENT", default="10%", show_default=True, help="Of the equivalence test."
+)
+@click.option("--fail-above", metavar="PERCENT", help="Exit 1 if a deciding figure is off by more, e.g. 5%.")
+@click.option(
+    "--allow-noise", is_flag=True, help="Do not fail what twice the measured repeat noise explains."
+)
 @click.option("--force", is_flag=True, help="Compare even what is not comparable.")
 def compare(
     prediction: Path,
     measured: tuple[Path, ...],
     profile: Path | None,
+    replay: bool,
+    window: Literal["whole", "steady"],
     plot: Path | None,
+    json_to: str | None,
+    margin: str,
     fail_above: str | None,
+    allow_noise: bool,
     force: bool,
 ) -> None:
     """Set PREDICTION (a result of predict --json, or a scenario file) beside MEASURED results.
 
     MEASURED are result files of `vllm bench serve` or other clients, or its printed report in a text file.
+    Several of the same load are repeats: their spread is the noise that errors are held against. A
+    scenario is predicted under each load that was measured. Exit status 1: --fail-above; 3: not comparable.
     """
-    from sim.resultfile import read_result
+    from sim.compare import compare as compare_results
+    from sim.compare import exceeds
+    from sim.comparison.loads import grouped, load_name
+    from sim.plots import check_place
+    from sim.resultfile import read_results
 
     threshold = parse_percent("--fail-above", fail_above)
-    predicted = load_prediction(prediction, profile)
-    comparisons = []
-    for path in measured:
-        comparisons.append(compare_results(predicted, read_result(path), force=force))
-        click.echo(f"{path.name}: predicted beside {comparisons[-1].measured.tool}")
-        click.echo(format_comparison(comparisons[-1]))
+    equivalent = parse_percent("--margin", margin) or 0.1
     if plot is not None:
-        from sim.plots import plot_comparison
+        check_place(plot)
+    runs = [(str(path), result) for path in measured for result in read_results(path)]
+    groups = grouped(runs)
+    predictions = _Predictions(prediction, profile, replay)
+    comparisons: list[Comparison] = []
+    for group in groups:
+        name, first = group[0]
+        predicted, capacity = predictions.of(first, Path(name))
+        comparison = compare_results(
+            predicted,
+            [run for _, run in group],
+            force=force,
+            margin=equivalent,
+            window=window,
+            capacities=(capacity, None),
+        )
+        comparisons.append(comparison)
+        if json_to != "-":
+            files = Path(name).name + (f" and {len(group) - 1} repeats" if len(group) > 1 else "")
+            click.echo(f"{files} ({load_name(first)}): predicted beside {first.tool}")
+            click.echo(format_comparison(comparison, threshold))
+    if json_to is not None:
+        _write_json(comparisons, threshold, json_to)
+    if plot is not None:
+        from sim.comparison.pictures import plot_comparison
 
         plot_comparison(comparisons, plot)
         click.echo(f"picture: {plot}", err=True)
-    if threshold is not None and (over := exceeds(comparisons, threshold)):
+    if threshold is not None and (over := exceeds(comparisons, threshold, allow_noise=allow_noise)):
         click.echo(f"above {threshold:.3g}: {', '.join(over)}", err=True)
         raise click.exceptions.Exit(1)
+
+
+class _Predictions:
+    """What PREDICTION says of each measured load: read from its file, or simulated."""
+
+    def __init__(self, source: Path, profile: Path | None, replay: bool) -> None:
+        from sim.resultfile import read_results
+
+        self._profile, self._replay = profile, replay
+        self._scenario: Scenario | None = None
+        self._results: list[BenchResult] = []
+        if source.suffix in (".yaml", ".yml"):
+            from sim.build import build_scenario
+
+            self._scenario = build_scenario(file=source)
+            return
+        if replay or profile is not None:
+            flag = "--replay" if replay else "--profile"
+            raise BadInput(flag, None, "needs a scenario file: a prediction is finished")
+        self._results = read_results(source)
+        if any(result.origin != "predicted" for result in self._results):
+            hint = "is a measured result; pass a prediction or a scenario file first"
+            raise BadInput("PREDICTION", str(source), hint)
+
+    def of(self, measured: BenchResult, path: Path) -> tuple[BenchResult, float | None]:
+        """The prediction of a load, and the predicted capacity [requests/s] where that can be told."""
+        from sim.comparison.loads import matching
+
+        if self._scenario is None:
+            return matching(self._results, measured), None
+        from dataclasses import replace
+
+        from sim.cli.predict import simulate_with
+        from sim.comparison.loads import at_once, scenario_for
+
+        scenario = scenario_for(self._scenario, measured, path if self._replay else None)
+        predicted = simulate_with(scenario, self._profile).result
+        flood = at_once(scenario.workload)
+        if flood is None:
+            return predicted, None
+        flooded = simulate_with(replace(scenario, workload=flood), self._profile).result
+        return predicted, flooded.extra["regime"]["sustainable_rate"]
+
+
+def _write_json(comparisons: list[Comparison], threshold: float | None, json_to: str) -> None:
+    from sim.comparison.text import comparison_json
+    from sim.results_io.atomic import write_text
+    from sim.results_io.writing import plain
+
+    document = plain([comparison_json(comparison, threshold) for comparison in comparisons])
+    text = json.dumps(document, allow_nan=False, indent=1) + "\n"
+    if json_to == "-":
+        click.echo(text, nl=False)
+    else:
+        write_text(json_to, text, "--json")
+        click.echo(f"comparison: {json_to}", err=True)
 
 
 def parse_percent(field: str, text: str | None) -> float | None:

@@ -1,0 +1,104 @@
+"""Whether two results describe the same thing, by what they say of themselves."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# Facts that must agree; a side that does not tell one is not held to it.
+SUBJECT = ("engine", "engine_version", "model_sha", "model", "gpu", "gpu_sha", "gpu_count", "image_digest")
+LOAD = ("request_rate", "max_concurrency", "burstiness")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact on which two results differ; `fatal` ones forbid a comparison."""
+
+    key: str
+    predicted: str
+    measured: str
+    fatal: bool
+
+    def __str__(self) -> str:
+        return f"{self.key} is {self.predicted} predicted but {self.measured} measured"
+
+
+def differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """What two identities disagree on, in a fixed order; facts that only one of them has are passed over.
+
+    Versions that differ in the third place rarely change a scheduler, and a name that a server was told to
+    serve a model under need not be the model's: those are not fatal.
+    """
+    found = []
+    for key in (*SUBJECT, *LOAD):
+        ours, theirs = fact(predicted, key), fact(measured, key)
+        if key == "max_concurrency" and _tells_load(predicted) and _tells_load(measured):
+            ours, theirs = ours or "unlimited", theirs or "unlimited"
+        if ours is None or theirs is None or _same(key, ours, theirs):
+            continue
+        fatal = True
+        if key == "engine_version":
+            fatal = _minor(ours) != _minor(theirs)
+        elif key == "model":
+            fatal = "served_model" in measured or _HUB_NAME.fullmatch(str(theirs)) is not None
+        found.append(Difference(key, str(ours), str(theirs), fatal))
+    return tuple(found)
+
+
+def fact(identity: Mapping[str, Any], key: str) -> Any:
+    """A fact of an identity or of the workload within it; rates are floats, None is unknown or none."""
+    workload = identity.get("workload")
+    value = identity.get(key)
+    if value is None and isinstance(workload, Mapping):
+        value = workload.get(key)
+    if key == "engine" and value is None:
+        backend = str(identity.get("backend", ""))
+        value = next((name for name in ("vllm", "sglang") if backend.startswith(name)), None)
+    if key == "request_rate" and value is not None:
+        return _rate(value, workload if isinstance(workload, Mapping) else {})
+    return value
+
+
+def load_of(identity: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """(request rate, concurrency cap) of a run: what tells its loads apart; None is unknown or none."""
+    rate, cap = fact(identity, "request_rate"), fact(identity, "max_concurrency")
+    return rate, None if cap is None else int(cap)
+
+
+def _tells_load(identity: Mapping[str, Any]) -> bool:
+    return load_of(identity) != (None, None)
+
+
+def _rate(value: Any, workload: Mapping[str, Any]) -> float | None:
+    # Arrivals from a trace or a ramp have no one rate.
+    if workload.get("use_trace_arrivals") or workload.get("ramp_up"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _same(key: str, ours: Any, theirs: Any) -> bool:
+    if key == "model":
+        return _model(ours) == _model(theirs)
+    if isinstance(ours, int | float) and isinstance(theirs, int | float):
+        return math.isclose(ours, theirs, rel_tol=1e-6)
+    return _plain(ours) == _plain(theirs)
+
+
+def _model(name: Any) -> str:
+    """The name without its owner or folder."""
+    return _plain(str(name).rstrip("/").rpartition("/")[2])
+
+
+def _plain(value: Any) -> str:
+    return re.sub(r"[^a-z0-9.]", "", str(value).lower())
+
+
+def _minor(version: Any) -> tuple[str, ...]:
+    return tuple(re.findall(r"\d+", str(version))[:2])

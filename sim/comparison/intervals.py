@@ -1,0 +1,86 @@
+"""The interval of a signed error: what is uncertain of the prediction, of the sample, of the run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sim.comparison.figures import figure
+from sim.comparison.noise import Noise, mean_error_share
+from sim.results import BenchResult
+
+Z90 = 1.645  # half-width of a normal 90 % interval in standard deviations
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInterval:
+    """Where the true relative error lies with 90 % confidence, and what the width is made of.
+
+    Attributes:
+        parts: half-widths that were added in quadrature, relative: "prediction", "sampling", "repeats".
+    """
+
+    low: float
+    high: float
+    parts: Mapping[str, float]
+
+    @property
+    def spread(self) -> float:
+        """One standard deviation of the logarithm of predicted / measured."""
+        return (math.log1p(self.high) - math.log1p(self.low)) / (2 * Z90)
+
+
+def prediction_interval(predicted: BenchResult, key: str) -> tuple[float, float] | None:
+    """The 90 % interval that the prediction gives itself, relative to the figure: (0.95, 1.1), say.
+
+    None where it gives none. Intervals stand in a result's `extra["intervals"]`, by figure.
+    """
+    found, value = predicted.extra.get("intervals"), figure(predicted, key)
+    if not isinstance(found, Mapping) or not value or value < 0:
+        return None
+    entry = found.get(key)
+    if isinstance(entry, Mapping):
+        entry = (entry.get("low"), entry.get("high"))
+    if not isinstance(entry, list | tuple) or len(entry) != 2 or None in entry:
+        return None
+    return float(entry[0]) / value, float(entry[1]) / value
+
+
+def error_interval(
+    error: float | None,
+    prediction: tuple[float, float] | None,
+    sampling: float | None,
+    noise: Noise | None,
+    runs: int,
+) -> ErrorInterval | None:
+    """Join what is uncertain; independent causes add in quadrature on the log scale.
+
+    Args:
+        error: predicted / measured - 1.
+        prediction: see `prediction_interval`.
+        sampling: standard deviation of log(predicted / measured) over resampled requests.
+        runs: measured runs that the figure is the mean of.
+
+    Returns:
+        None if nothing is known to be uncertain: no error, or no cause.
+    """
+    if error is None or error <= -1.0:
+        return None
+    parts: dict[str, tuple[float, float]] = {}
+    if prediction is not None and prediction[0] > 0:
+        low, high = (math.log(bound) for bound in prediction)
+        parts["prediction"] = (max(0.0, -low), max(0.0, high))
+    if sampling is not None:
+        parts["sampling"] = (Z90 * sampling, Z90 * sampling)
+    if noise is not None:
+        share = mean_error_share(noise, runs)
+        parts["repeats"] = (share, share)
+    if not any(any(part) for part in parts.values()):
+        return None
+    low, high = (math.sqrt(sum(part[side] ** 2 for part in parts.values())) for side in (0, 1))
+    return ErrorInterval(
+        (1 + error) * math.exp(-low) - 1,
+        (1 + error) * math.exp(high) - 1,
+        {name: (part[0] + part[1]) / 2 for name, part in parts.items()},
+    )

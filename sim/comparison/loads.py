@@ -1,0 +1,122 @@
+"""Which measured runs are repeats of one load, and which prediction is of the same load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from sim.compare import work_differences
+from sim.comparison.identity import fact, load_of
+from sim.errors import BadInput, NotComparable
+from sim.results import BenchResult
+from sim.scenario import Scenario
+from sim.workload.spec import FileDataset, WorkloadSpec
+
+ENOUGH_FOR_CAPACITY = 50
+
+
+def grouped(runs: Sequence[tuple[str, BenchResult]]) -> list[list[tuple[str, BenchResult]]]:
+    """(name, result) pairs by load, in the order of their first appearance: each group holds repeats."""
+    groups: list[list[tuple[str, BenchResult]]] = []
+    for name, run in runs:
+        for group in groups:
+            first = group[0][1]
+            if load_of(first.identity) == load_of(run.identity) and not work_differences(first, run):
+                group.append((name, run))
+                break
+        else:
+            groups.append([(name, run)])
+    return groups
+
+
+def load_name(result: BenchResult) -> str:
+    """A load in a few words, e.g. "4 requests/s" or "concurrency 16"."""
+    rate, cap = load_of(result.identity)
+    words = []
+    if rate is not None and math.isfinite(rate):
+        words.append(f"{rate:g} requests/s")
+    if cap is not None:
+        words.append(f"concurrency {cap}")
+    return ", ".join(words) or ("all at once" if rate is not None else "load unknown")
+
+
+def matching(predictions: Sequence[BenchResult], measured: BenchResult) -> BenchResult:
+    """The prediction of the measured run's load; a single prediction is taken as it is.
+
+    Raises:
+        NotComparable: several predictions, and none or more than one of this load.
+    """
+    if len(predictions) == 1:
+        return predictions[0]
+    wanted = load_of(measured.identity)
+    found = [p for p in predictions if load_of(p.identity) == wanted]
+    if len(found) > 1:
+        found = [p for p in found if not work_differences(p, measured)]
+    if len(found) != 1:
+        loads = ", ".join(load_name(p) for p in predictions)
+        raise NotComparable(f"{load_name(measured)}: no one prediction of this load; there are: {loads}")
+    return found[0]
+
+
+def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = None) -> Scenario:
+    """The scenario under the load that a measured run says it had; what it does not say stays.
+
+    Args:
+        path: the measured run's file: its requests are replayed as recorded, lengths and arrivals.
+
+    Raises:
+        BadInput: a replay of a file without per-request records.
+    """
+    spec = scenario.workload
+    rate, cap = load_of(measured.identity)
+    changes = {
+        "request_rate": rate,
+        "max_concurrency": cap,
+        "burstiness": fact(measured.identity, "burstiness"),
+        "num_prompts": fact(measured.identity, "num_prompts"),
+        "seed": fact(measured.identity, "seed"),
+    }
+    known = {key: value for key, value in changes.items() if value is not None}
+    if rate is not None:
+        known["max_concurrency"] = cap
+    if isinstance(known.get("seed"), str):
+        del known["seed"]
+    spec = replace(spec, **known)
+    if path is not None:
+        spec = _replayed(spec, measured, path)
+    return replace(scenario, workload=spec, seed=spec.seed if "seed" in known else scenario.seed)
+
+
+def _replayed(spec: WorkloadSpec, measured: BenchResult, path: Path) -> WorkloadSpec:
+    records = measured.records
+    if records is None:
+        raise BadInput("--replay", str(path), "holds no per-request records to replay")
+    sent = records.sent[~np.isnan(records.sent)]
+    # Whoever waits for answers has no schedule: the cap sends its requests again.
+    timed = len(sent) > 1 and spec.max_concurrency is None and float(sent.max() - sent.min()) > 0.0
+    return replace(
+        spec,
+        dataset=FileDataset("vllm-result", str(path)),
+        num_prompts=len(records),
+        use_trace_arrivals=timed and math.isfinite(spec.request_rate),
+        request_rate=spec.request_rate,
+        ramp_up=None,
+    )
+
+
+def at_once(spec: WorkloadSpec) -> WorkloadSpec | None:
+    """The same requests sent at once, which shows the capacity; None: a closed loop, or too few to tell."""
+    if spec.closed_loop or spec.num_prompts < ENOUGH_FOR_CAPACITY:
+        return None
+    return replace(
+        spec,
+        request_rate=math.inf,
+        use_trace_arrivals=False,
+        ramp_up=None,
+        max_concurrency=None,
+        duration=None,
+    )

@@ -1,0 +1,110 @@
+"""A comparison as text and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sim.compare import MARGIN, Comparison, MetricRow
+from sim.comparison.loads import load_name
+
+_HEAD = f"  {'figure':<24}{'predicted':>14}{'measured':>14}{'error':>10}{'90 % interval':>20}{'repeats':>10}"
+_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
+
+
+def format_value(value: float | None) -> str:
+    """A figure with four significant digits and thousands separators."""
+    if value is None:
+        return "unknown"
+    return f"{value:,.0f}" if abs(value) >= 10_000 or value == int(value) else f"{value:,.4g}"
+
+
+def format_row(row: MetricRow, bound: bool = False) -> str:
+    """One line of the table; a row that does not decide says why."""
+    error = "" if row.error is None else f"{'at least ' if bound else ''}{row.error:+.1%}"
+    interval = "" if row.interval is None else f"{row.interval.low:+.1%} to {row.interval.high:+.1%}"
+    noise = "" if row.noise is None else f"±{row.noise.share:.1%}{'' if row.noise.repeats else '*'}"
+    line = f"  {row.key:<24}{format_value(row.predicted):>14}{format_value(row.measured):>14}{error:>10}"
+    line += f"{interval:>20}{noise:>10}"
+    return (
+        (line.rstrip() + f"  ({row.unscored})") if row.unscored and row.error is not None else line.rstrip()
+    )
+
+
+def format_comparison(comparison: Comparison, threshold: float | None = None) -> str:
+    """A comparison as a table with what it means below.
+
+    `threshold`: the largest error that passes; None judges by the margin of the equivalence test.
+    """
+    regimes = comparison.regimes
+    lines = [_HEAD]
+    lines += [format_row(row, bound=regimes.bound and row.key == "capacity") for row in comparison.rows]
+    if any(row.noise is not None and not row.noise.repeats for row in comparison.rows):
+        lines.append("  * assumed from an H100's repeats; give several runs of this load to measure it")
+    lines.append(f"  load: {regimes.verdict}: {regimes.text}")
+    lines += _tests(comparison)
+    lines += _sources(comparison)
+    worst, limit = comparison.worst, MARGIN if threshold is None else threshold
+    if worst is not None:
+        verdict = comparison.verdict(limit)
+        inside = ", within twice its repeat noise" if worst.within_noise and verdict == "FAIL" else ""
+        lines.append(f"  worst: {worst.key} {worst.error:+.1%}{inside}: {verdict} at {limit:.3g}")
+    else:
+        lines.append("  worst: no figure decides")
+    lines += [f"  {note.kind}: {note.text}" for note in comparison.notes]
+    return "\n".join(lines)
+
+
+def _tests(comparison: Comparison) -> list[str]:
+    lines = []
+    for test in comparison.tests:
+        apart = test.distance
+        text = f"KS distance {apart.value:.3f} (chance: below {apart.chance:.3f})"
+        same = test.equivalence
+        if same is not None:
+            text += f"; means {same.verdict} within ±{same.margin:.0%} (TOST p {same.p:.2g})"
+        lines.append(f"  {_NAMES[test.metric]:<6}{text}")
+    return lines
+
+
+def _sources(comparison: Comparison) -> list[str]:
+    sources = comparison.sources
+    if sources is None or not sources.parts:
+        return []
+    parts = ", ".join(f"{part.name} {part.share:+.1%}" for part in sources.parts)
+    return [f"  error of the mean latency by part: {parts} (by {sources.how})"]
+
+
+def comparison_json(comparison: Comparison, threshold: float | None = None) -> dict[str, Any]:
+    """A comparison, JSON-ready; unknown is null."""
+    limit = MARGIN if threshold is None else threshold
+    return {
+        "load": load_name(comparison.measured),
+        "runs": comparison.runs,
+        "verdict": comparison.verdict(limit),
+        "threshold": limit,
+        "worst": None if comparison.worst is None else comparison.worst.key,
+        "rows": [_row(row) for row in comparison.rows],
+        "regimes": {**asdict(comparison.regimes), "capacity_error": comparison.regimes.capacity_error},
+        "tests": [asdict(test) for test in comparison.tests],
+        "sources": None if comparison.sources is None else asdict(comparison.sources),
+        "differs": [asdict(difference) for difference in comparison.differs],
+        "notes": [asdict(note) for note in comparison.notes],
+    }
+
+
+def _row(row: MetricRow) -> dict[str, Any]:
+    interval = None
+    if row.interval is not None:
+        interval = {"low": row.interval.low, "high": row.interval.high, "parts": dict(row.interval.parts)}
+    return {
+        "key": row.key,
+        "predicted": row.predicted,
+        "measured": row.measured,
+        "error": row.error,
+        "interval": interval,
+        "noise": None if row.noise is None else asdict(row.noise),
+        "n": row.n,
+        "scored": row.scored,
+        "unscored": row.unscored or None,
+    }

@@ -1,0 +1,376 @@
+"""Predicted beside measured: what decides, what is only shown, what must not be compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from cli import main
+from sim.cli.compare import compare as compare_command
+from sim.cli.compare import parse_percent
+from sim.compare import Comparison, MetricRow, compare, exceeds, figure, samples
+from sim.comparison.identity import differences
+from sim.comparison.loads import grouped, matching, scenario_for
+from sim.comparison.regimes import judge
+from sim.comparison.text import comparison_json, format_comparison
+from sim.errors import BadInput, NotComparable
+from sim.metrics import latencies
+from sim.provenance import Note
+from sim.resultfile import write_result
+from sim.results import BenchResult, Floats, Verdict
+from tests.made_results import aggregates_of, poisson_load, records_of, result_of
+
+SUBJECT = {"engine": "vllm", "model": "Qwen/Qwen3-14B", "gpu": "H100-SXM-80GB", "engine_version": "0.28.0"}
+
+
+def noisy(base: float, n: int, seed: int, share: float = 0.1) -> Floats:
+    values: Floats = base * np.random.default_rng(seed).lognormal(0.0, share, n)
+    return values
+
+
+def pair(
+    ttft: float = 1.0, tpot: float = 1.0, n: int = 200, rate: float = 5.0
+) -> tuple[BenchResult, BenchResult]:
+    """A measured open-loop run, and a prediction that is off by these factors."""
+    sent = poisson_load(n, rate, 1)
+    first, gap = noisy(0.1, n, 2), noisy(0.02, n, 3)
+    measured = result_of(records_of(sent, first, gap), rate=rate)
+    predicted = result_of(records_of(sent, first * ttft, gap * tpot), "predicted", rate=rate)
+    return predicted, measured
+
+
+def row(comparison: Comparison, key: str) -> MetricRow:
+    return next(r for r in comparison.rows if r.key == key)
+
+
+def test_errors_that_cancel_in_e2e_do_not_hide() -> None:
+    measured = aggregates_of({"mean_ttft_ms": 58000, "mean_tpot_ms": 35, "mean_e2el_ms": 80400})
+    predicted = aggregates_of(
+        {"mean_ttft_ms": 7250, "mean_tpot_ms": 95.7, "mean_e2el_ms": 68570}, "predicted"
+    )
+    found = compare(predicted, measured)
+    errors = {
+        r.key: round(100 * r.error, 1) for r in found.rows if r.error is not None and r.key != "duration"
+    }
+    assert errors == {"mean_ttft_ms": -87.5, "mean_tpot_ms": 173.4, "mean_e2el_ms": -14.7}
+    assert found.worst is not None
+    assert found.worst.key == "mean_tpot_ms"
+    assert found.verdict(0.5) == "FAIL"
+    assert any(note.subject == "cancellation" for note in found.notes)
+    # 641 output tokens follow from either side's figures: they do add up.
+    assert not any(note.subject == "identity" for note in found.notes)
+
+
+def test_figures_of_different_requests_are_told_by_what_does_not_add_up() -> None:
+    measured = aggregates_of({"mean_ttft_ms": 100, "mean_tpot_ms": 10, "mean_e2el_ms": 1090})
+    predicted = aggregates_of({"mean_ttft_ms": 100, "mean_tpot_ms": 10, "mean_e2el_ms": 2090}, "predicted")
+    notes = [note.text for note in compare(predicted, measured).notes if note.subject == "identity"]
+    assert len(notes) == 1
+    assert "200" in notes[0]
+    assert "100" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("rate", "verdict"),
+    [(3, "comparable"), (4.9, "near saturation"), (6.0, "regime mismatch"), (8, "overloaded")],
+)
+def test_the_regime_follows_from_both_capacities(rate: float, verdict: str) -> None:
+    sides = [aggregates_of({"mean_ttft_ms": 1.0}, identity={"request_rate": rate}) for _ in range(2)]
+    found = judge(sides[0], sides[1], 6.1, 5.0)
+    assert found.verdict == verdict
+    assert found.capacity_error == pytest.approx(0.22)
+    assert found.scores("mean_ttft_ms") == (verdict == "comparable")
+    assert found.scores("capacity") == (verdict != "comparable")
+
+
+def overloaded(n: int = 200, rate: float = 8.0, capacity: float = 5.0) -> BenchResult:
+    """A server that completes `capacity` requests a second in their order."""
+    sent = np.arange(n) / rate
+    first = (np.arange(n) + 1) / capacity
+    return result_of(records_of(sent, first - sent, np.full(n, 0.001)), rate=rate)
+
+
+def test_a_mismatch_compares_capacity_and_not_ttft() -> None:
+    sent = np.arange(200) / 8.0
+    easy = result_of(records_of(sent, np.full(200, 0.05), np.full(200, 0.001)), "predicted", rate=8.0)
+    found = compare(easy, overloaded(), force=True)
+    assert found.regimes.verdict == "regime mismatch"
+    worst = found.worst
+    assert worst is not None
+    assert worst.key == "capacity"
+    # The prediction keeps up with 8 a second, the server did 5: at least 60 % too much.
+    assert worst.error == pytest.approx(0.6, abs=0.02)
+    assert found.regimes.bound
+    assert "at least +6" in format_comparison(found)
+    assert exceeds([found], 0.05) == [f"capacity {worst.error:+.1%}"]
+
+
+def test_two_overloaded_sides_are_judged_by_throughput() -> None:
+    slow = replace(overloaded(capacity=4.9), origin="predicted")
+    found = compare(slow, overloaded())
+    assert found.regimes.verdict == "overloaded"
+    deciding = {r.key for r in found.rows if r.scored}
+    assert deciding == {"capacity", "request_throughput", "output_throughput", "total_token_throughput"}
+    assert row(found, "capacity").error == pytest.approx(-0.02, abs=0.005)
+
+
+def test_aggregates_alone_show_an_overload() -> None:
+    figures = {"completed": 600.0, "request_throughput": 4.0, "mean_ttft_ms": 30e3, "mean_e2el_ms": 31e3}
+    served = aggregates_of({**figures, "duration": 150.0}, identity={"request_rate": 8.0})
+    calm = aggregates_of(
+        {**figures, "request_throughput": 7.9, "mean_e2el_ms": 500.0}, identity={"request_rate": 8.0}
+    )
+    assert judge(calm, served).verdict == "regime mismatch"
+    assert judge(served, served).verdict == "overloaded"
+    assert judge(calm, calm).verdict == "comparable"
+
+
+def test_other_model_and_engine_version_are_not_comparable() -> None:
+    ours = {"inputs_sha": "aa11", "model_sha": "m1", "engine_version": "0.9.1", "seed": 42}
+    theirs = {"inputs_sha": "aa11", "model_sha": "m2", "engine_version": "0.12.0", "seed": 42}
+    found = differences(ours, theirs)
+    assert [d.key for d in found] == ["engine_version", "model_sha"]
+    assert all(d.fatal for d in found)
+    predicted = aggregates_of({"mean_ttft_ms": 20.0}, "predicted", ours)
+    measured = aggregates_of({"mean_ttft_ms": 2700.0}, "measured", theirs)
+    with pytest.raises(NotComparable, match=r"model_sha is m1 predicted but m2 measured"):
+        compare(predicted, measured)
+    assert len(compare(predicted, measured, force=True).notes) >= 2
+
+
+@pytest.mark.parametrize(
+    ("change", "fatal"),
+    [
+        ({"engine": "sglang"}, True),
+        ({"gpu": "A100-SXM-80GB"}, True),
+        ({"model": "meta-llama/Llama-3.1-8B"}, True),
+        ({"model": "served-as-this"}, False),
+        ({"engine_version": "0.28.1"}, False),
+        ({"engine_version": "0.33.0"}, True),
+        ({"request_rate": 4.0}, True),
+        ({"request_rate": 5.0}, None),
+        ({"request_rate": 5.0, "max_concurrency": 8}, True),
+        ({"model": "qwen3_14b"}, None),
+        ({"gpu": "h100 sxm 80gb"}, None),
+    ],
+)
+def test_what_must_agree(change: dict[str, object], fatal: bool | None) -> None:
+    ours = {**SUBJECT, "workload": {"request_rate": 5.0, "max_concurrency": None}}
+    found = differences(ours, {**SUBJECT, **change})
+    assert [d.fatal for d in found] == ([] if fatal is None else [fatal])
+
+
+def test_both_sides_follow_one_definition() -> None:
+    predicted, measured = pair()
+    # What a tool reports by a rule of its own is not believed where records exist.
+    wrong = replace(measured, aggregates={**measured.aggregates, "mean_e2el_ms": 1.0, "p99_ttft_ms": 7.0})
+    for r in compare(predicted, wrong).rows:
+        assert r.error is None or abs(r.error) < 1e-9
+
+
+def test_samples_are_those_of_the_metrics_module() -> None:
+    _, measured = pair(n=30)
+    assert measured.records is not None
+    records = replace(measured.records, output_len=np.where(np.arange(30) == 3, 1, 11))
+    assert len(samples(records, "tpot")) == 29
+    np.testing.assert_array_equal(samples(records, "ttft"), latencies(records).ttft)
+
+
+def test_a_percentile_beyond_the_sample_is_shown_and_does_not_decide() -> None:
+    predicted, measured = pair(n=30)
+    found = compare(predicted, measured)
+    p99 = row(found, "p99_ttft_ms")
+    assert not p99.scored
+    assert p99.unscored == "beyond 30 samples"
+    assert row(found, "p95_ttft_ms").scored
+
+
+def test_the_interval_holds_the_error_and_names_its_parts() -> None:
+    predicted, measured = pair(ttft=1.2)
+    intervals = {"mean_ttft_ms": {"low": 0.9 * (figure(predicted, "mean_ttft_ms") or 0), "high": 1e3}}
+    intervals["mean_ttft_ms"]["high"] = 1.1 * (figure(predicted, "mean_ttft_ms") or 0)
+    bare = row(compare(predicted, measured), "mean_ttft_ms").interval
+    full = row(compare(replace(predicted, extra={"intervals": intervals}), measured), "mean_ttft_ms").interval
+    assert bare.low < 0.2 < bare.high
+    assert full.low < bare.low < bare.high < full.high
+    assert set(full.parts) == {"prediction", "sampling", "repeats"}
+
+
+def test_repeats_measure_the_noise_that_is_assumed_otherwise() -> None:
+    predicted, measured = pair()
+    alone = row(compare(predicted, measured), "mean_ttft_ms").noise
+    assert alone.repeats == 0
+    assert "assumed" in alone.source
+    assert measured.records is not None
+    later = [
+        result_of(replace(measured.records, first_token=measured.records.first_token + shift), rate=5.0)
+        for shift in (0.0, 0.01, 0.02)
+    ]
+    found = compare(predicted, later)
+    noise = row(found, "mean_ttft_ms").noise
+    assert noise.repeats == found.runs == 3
+    mean = np.mean([figure(run, "mean_ttft_ms") for run in later])
+    assert noise.share == pytest.approx(10.0 / mean, rel=0.01)
+    assert row(found, "mean_ttft_ms").measured == pytest.approx(mean)
+
+
+def test_the_gate_excuses_noise_only_if_it_was_measured() -> None:
+    predicted, measured = pair(ttft=1.03)
+    assert measured.records is not None
+    shaky = [
+        result_of(replace(measured.records, first_token=measured.records.first_token + shift), rate=5.0)
+        for shift in (-0.005, 0.0, 0.005)
+    ]
+    over = exceeds([compare(predicted, shaky)], 0.02)
+    assert any(text.startswith("mean_ttft_ms") for text in over)
+    assert not any(
+        t.startswith("mean_ttft") for t in exceeds([compare(predicted, shaky)], 0.02, allow_noise=True)
+    )
+    assert exceeds([compare(predicted, measured)], 0.02, allow_noise=True) == exceeds(
+        [compare(predicted, measured)], 0.02
+    )
+
+
+def test_the_steady_window_is_the_same_on_both_sides() -> None:
+    sent = np.arange(300) / 10.0
+    filling = np.where(np.arange(300) < 60, 2.0, 0.1)
+    measured = result_of(records_of(sent, filling, np.full(300, 0.02)), rate=10.0)
+    predicted = result_of(records_of(sent, np.full(300, 0.1), np.full(300, 0.02)), "predicted", rate=10.0)
+    whole, steady = compare(predicted, measured), compare(predicted, measured, window="steady")
+    assert row(whole, "mean_ttft_ms").error < -0.5
+    assert row(steady, "mean_ttft_ms").error == pytest.approx(0.0, abs=1e-9)
+    assert row(steady, "mean_ttft_ms").n < 300
+
+
+def test_invalid_runs_and_other_work_are_refused() -> None:
+    predicted, measured = pair()
+    bad = replace(measured, verdict=Verdict("INVALID", (Note("warning", "failures", "half failed"),)))
+    with pytest.raises(NotComparable, match="half failed"):
+        compare(predicted, bad)
+    less = replace(measured, aggregates={**measured.aggregates, "completed": 100})
+    with pytest.raises(NotComparable, match="completed is 200 predicted but 100 measured"):
+        compare(predicted, less)
+
+
+def test_runs_of_one_load_are_repeats() -> None:
+    a, b = pair()[1], pair(rate=4.0)[1]
+    names = [[name for name, _ in group] for group in grouped([("1", a), ("2", b), ("3", a), ("4", b)])]
+    assert names == [["1", "3"], ["2", "4"]]
+
+
+def test_the_prediction_of_the_same_load_is_taken() -> None:
+    fast, slow = pair(rate=5.0), pair(rate=4.0)
+    assert matching([fast[0], slow[0]], slow[1]) is slow[0]
+    with pytest.raises(NotComparable, match="2 requests/s: no one prediction"):
+        matching([fast[0], slow[0]], pair(rate=2.0)[1])
+
+
+SCENARIO = """
+serve: vllm serve Qwen/Qwen2.5-7B-Instruct --max-model-len 4096
+bench: vllm bench serve --random-input-len 128 --random-output-len 8 --max-concurrency 2 --num-prompts 20
+gpu: H100
+"""
+
+
+def test_a_scenario_takes_on_the_measured_load(tmp_path: Path) -> None:
+    from sim.build import build_scenario
+
+    path = tmp_path / "s.yaml"
+    path.write_text(SCENARIO)
+    measured = result_of(records_of(np.arange(5) * 1.0, np.full(5, 0.1), np.full(5, 0.01)), rate=1.5)
+    measured = replace(measured, identity={**measured.identity, "num_prompts": 5})
+    spec = scenario_for(build_scenario(file=path), measured).workload
+    assert (spec.request_rate, spec.max_concurrency, spec.num_prompts) == (1.5, None, 5)
+
+
+def run(tmp_path: Path, *words: str) -> tuple[int, str]:
+    done = CliRunner().invoke(compare_command, list(words))
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        if isinstance(done.exception, NotComparable | BadInput):
+            return done.exception.exit_status, str(done.exception)
+        raise done.exception
+    return done.exit_code, done.output
+
+
+def test_the_command_gates_a_team_s_flags(tmp_path: Path) -> None:
+    predicted, measured = pair(ttft=1.08)
+    write_result(predicted, tmp_path / "p.json")
+    write_result(measured, tmp_path / "m.json")
+    files = (str(tmp_path / "p.json"), str(tmp_path / "m.json"))
+    code, text = run(tmp_path, *files, "--fail-above", "10%")
+    assert code == 0
+    assert "KS distance" in text
+    assert "queue" in text
+    code, text = run(tmp_path, *files, "--fail-above", "5%")
+    assert code == 1
+    assert "_ttft_ms +8.0%" in text
+    code, text = run(tmp_path, *reversed(files))
+    assert code == 2
+    assert "is a measured result" in text
+
+
+def test_the_command_refuses_what_differs_with_status_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predicted, measured = pair()
+    write_result(replace(predicted, identity={**predicted.identity, "gpu": "H100"}), tmp_path / "p.json")
+    write_result(replace(measured, identity={**measured.identity, "gpu": "L4"}), tmp_path / "m.json")
+    with pytest.raises(SystemExit) as stop:
+        main(["compare", str(tmp_path / "p.json"), str(tmp_path / "m.json")])
+    assert stop.value.code == 3
+    assert "gpu is H100 predicted but L4 measured" in capsys.readouterr().err
+
+
+def test_a_scenario_is_predicted_replayed_compared_and_drawn(tmp_path: Path) -> None:
+    from sim.build import build_scenario
+    from sim.simulate import simulate
+
+    scenario = tmp_path / "s.yaml"
+    scenario.write_text(SCENARIO)
+    outcome = simulate(build_scenario(file=scenario)).result
+    write_result(replace(outcome, origin="measured", tool="a test"), tmp_path / "m.json")
+    code, text = run(
+        tmp_path,
+        str(scenario),
+        str(tmp_path / "m.json"),
+        "--replay",
+        "--plot",
+        str(tmp_path / "c.svg"),
+        "--json",
+        str(tmp_path / "c.json"),
+        "--fail-above",
+        "0.1%",
+    )
+    assert code == 0, text
+    assert (tmp_path / "c.svg").stat().st_size > 10_000
+    assert '"verdict": "PASS"' in (tmp_path / "c.json").read_text()
+
+
+def test_the_json_has_every_row(tmp_path: Path) -> None:
+    found = compare(*pair())
+    told = comparison_json(found)
+    assert [r["key"] for r in told["rows"]] == [r.key for r in found.rows]
+    assert told["regimes"]["verdict"] == "comparable"
+
+
+@pytest.mark.parametrize(("text", "value"), [("5%", 0.05), ("0.05", 0.05), ("0", 0.0), (None, None)])
+def test_shares(text: str | None, value: float | None) -> None:
+    assert parse_percent("--fail-above", text) == value
+
+
+@pytest.mark.parametrize("text", ["five", "-1%", "inf", "nan", ""])
+def test_shares_that_are_none(text: str) -> None:
+    with pytest.raises(BadInput, match="--fail-above"):
+        parse_percent("--fail-above", text)
+
+
+def test_nothing_decides_where_nothing_is_known() -> None:
+    nothing = aggregates_of({"duration": 0.0})
+    found = compare(replace(nothing, origin="predicted"), nothing)
+    assert found.worst is None
+    assert found.verdict() == "UNDECIDED"
+    assert "no figure decides" in format_comparison(found)
