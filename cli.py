@@ -23,6 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write the nearest SGLang command for a vLLM one, and back.",
     ),
     "whatif": ("sim.cli.whatif:whatif", "Change one setting, keep the rest, see what really moves, and why."),
+    "explain": ("sim.cli.explain:explain", "Say what a metric, flag or log line means, and what moves it."),
+    "audit": ("bench.audit.cli:audit", "Say whether reports may be compared and believed, and why not."),
+    "advise": ("sim.cli.advise:advise", "Rank flag changes for a goal by their simulated effect."),
+    "plan": ("sim.cli.plan:plan", "Find the load, the replicas, the GPU and the cost that keep objectives."),
     "bench": ("bench.cli:bench", "Run the scenario on the real engine and judge the result."),
     "doctor": ("bench.cli:doctor", "Check this host before a bench run."),
 }
