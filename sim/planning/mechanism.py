@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from sim.planning.admission import admission
 from sim.planning.outcome import Outcome
 from sim.planning.text import milliseconds
 from sim.planning.whatif import MODEL_ERROR, Point, changes
@@ -62,10 +62,9 @@ def queue_cause(outcome: Outcome) -> QueueCause:
 def requests_that_fit(outcome: Outcome) -> int | None:
     """Requests of the mean full length that the KV pool holds, each rounded up to whole blocks."""
     tokens, pool = outcome.caps.get("request_tokens"), outcome.caps.get("kv_cache_tokens")
-    block = outcome.caps.get("block_size") or 1
     if not tokens or not pool:
         return None
-    return int(pool // (math.ceil(tokens / block) * block))
+    return admission(int(pool), tokens, 0, block_size=int(outcome.caps.get("block_size") or 1)).at_full_length
 
 
 def _kv_text(outcome: Outcome, running: float, waiting: float) -> str:

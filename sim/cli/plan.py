@@ -1,0 +1,161 @@
+"""`servecast plan`: how much load, how many replicas, which GPU, at what cost, under objectives."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sim.cli.options import ScenarioOptions, scenario_options
+from sim.cli.whatif import whole
+from sim.errors import BadInput
+
+if TYPE_CHECKING:
+    from sim.planning.plan import Plan
+
+
+@click.command()
+@scenario_options
+@click.option(
+    "--slo",
+    "slos",
+    multiple=True,
+    metavar="OBJECTIVE",
+    help='E.g. "p99 ttft <= 500ms", "mean e2e < 3s"; repeatable.  [default: the client\'s --goodput]',
+)
+@click.option("--goodput", metavar="SHARE", help="Share of requests that must keep every limit, e.g. 99%.")
+@click.option(
+    "--load",
+    "kind",
+    type=click.Choice(["rate", "concurrency"]),
+    default="rate",
+    show_default=True,
+    help="What to find: requests per second, or requests in flight.",
+)
+@click.option("--rate", metavar="RPS", help="Turn it round: replicas for this many requests per second.")
+@click.option("--peak-factor", metavar="F", default="1", show_default=True, help="Peak over mean of --rate.")
+@click.option("--gpus", metavar="NAME,NAME,…", help="Compare these GPUs.")
+@click.option("--tp", metavar="N,N,…", help="Compare these tensor-parallel sizes.")
+@click.option("--price", type=click.Path(path_type=Path), help="Prices: YAML, `GPU: price per hour` a line.")
+@click.option(
+    "--utilisation", metavar="SHARE", default="100%", show_default=True, help="Share of the capacity in use."
+)
+@click.option("--prompts", metavar="N", default="1000", show_default=True, help="Requests per simulation.")
+@click.option("--seeds", metavar="N", default="5", show_default=True, help="Simulations per level of load.")
+@click.option("--no-model-error", is_flag=True, help="Leave out the runs with longer and shorter step times.")
+@click.option("--jobs", metavar="N", help="Processes.  [default: all cores]")
+@click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the plan as JSON.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Draw load against objectives, or cost against margin."
+)
+@click.option("--html", "html_to", type=click.Path(path_type=Path), help="Write one self-contained page.")
+def plan(
+    inputs: ScenarioOptions,
+    slos: tuple[str, ...],
+    goodput: str | None,
+    kind: str,
+    rate: str | None,
+    peak_factor: str,
+    gpus: str | None,
+    tp: str | None,
+    price: Path | None,
+    utilisation: str,
+    prompts: str,
+    seeds: str,
+    no_model_error: bool,
+    jobs: str | None,
+    profile: Path | None,
+    json_to: str | None,
+    plot: Path | None,
+    html_to: Path | None,
+) -> None:
+    """The highest load that SCENARIO.yaml sustains under objectives, or what a wanted load takes.
+
+    \b
+    servecast plan scenario.yaml --slo "p99 ttft <= 500ms" --slo "p99 tpot <= 50ms"
+    servecast plan scenario.yaml --slo "p99 ttft <= 1s" --rate 40 --gpus H100,L40S --price prices.yaml
+    """
+    from sim.cli.compare import parse_percent
+    from sim.cli.predict import check_outputs, step_time_from
+    from sim.planning.capacity import Effort, from_workload
+    from sim.planning.hardware import parse_names, parse_sizes
+    from sim.planning.plan import Question, make_plan
+    from sim.planning.pool import Cores
+    from sim.planning.prices import read_prices
+    from sim.planning.slo import parse_slos
+
+    check_outputs(json_to, plot)
+    source = inputs.source()
+    texts = slos
+    if not texts:
+        texts = tuple(from_workload(source.build()))
+        goodput = goodput or ("99%" if texts else None)
+    share = parse_percent("--utilisation", utilisation) or 0.0
+    if not 0 < share <= 1:
+        raise BadInput("--utilisation", utilisation, "must be above 0 and at most 100%")
+    question = Question(
+        slos=parse_slos(texts, goodput),
+        kind=kind,
+        rate=None if rate is None else number("--rate", rate),
+        peak_factor=number("--peak-factor", peak_factor),
+        gpus=parse_names("--gpus", gpus),
+        tps=parse_sizes("--tp", tp),
+        prices=None if price is None else read_prices(price),
+        utilisation=share,
+        effort=Effort(whole("--prompts", prompts, 100), whole("--seeds", seeds)),
+        with_error=not no_model_error,
+    )
+    answer = make_plan(
+        source,
+        question,
+        pool=Cores(whole("--jobs", jobs) if jobs else os.cpu_count() or 1),
+        step_times=None if profile is None else lambda scenario: step_time_from(profile, scenario)[0],
+    )
+    write_plan(answer, json_to, plot, html_to)
+
+
+def write_plan(answer: Plan, json_to: str | None, plot: Path | None, html_to: Path | None) -> None:
+    """Print the plan and write what else was asked for."""
+    from sim.planning.plan import plan_to_dict
+    from sim.planning.plan_report import render_plan
+    from sim.results_io.atomic import write_text
+
+    if json_to != "-":
+        click.echo(render_plan(answer))
+    if json_to is not None:
+        text = json.dumps(plan_to_dict(answer), indent=1) + "\n"
+        if json_to == "-":
+            click.echo(text, nl=False)
+        else:
+            write_text(json_to, text, "--json")
+            click.echo(f"plan: {json_to}", err=True)
+    if plot is not None:
+        from sim.planning.pictures import plot_plan
+
+        plot_plan(answer, plot)
+        click.echo(f"picture: {plot}", err=True)
+    if html_to is not None:
+        from sim.planning.report_html import plan_page
+
+        write_text(html_to, plan_page(answer), "--html")
+        click.echo(f"page: {html_to}", err=True)
+
+
+def number(flag: str, text: str) -> float:
+    """A finite number above 0.
+
+    Raises:
+        BadInput: anything else.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not (value > 0 and math.isfinite(value)):
+        raise BadInput(flag, text, "must be a number above 0")
+    return value

@@ -1,0 +1,367 @@
+"""The highest load that a scenario sustains under objectives, with intervals, and what stands in the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from sim.errors import BadInput
+from sim.metrics import GOODPUT_NAMES
+from sim.planning.bracket import Crossing, find_crossing
+from sim.planning.load_curve import Effort, LoadCurve
+from sim.planning.margin import ModelError, ScaledStepTime, model_error
+from sim.planning.mechanism import QueueCause, queue_cause
+from sim.planning.pool import Pool, run_here
+from sim.planning.probe import Level, Probe, ProbeJob, at_level, attainment, load_ratio, run_probe, value_of
+from sim.planning.resources import Utilisation, shares_of, utilisation
+from sim.planning.slo import Slo, Slos
+from sim.provenance import Note
+from sim.scenario import Scenario
+from sim.simulate import roofline
+from sim.steptime.base import StepTimeModel
+
+LIGHT_PROMPTS = 200
+SATURATING_PROMPTS = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One objective at one level: its value, its limit, and how much of it is used (1 is all)."""
+
+    what: str
+    value: float | None
+    limit: float
+    used: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The answer.
+
+    Attributes:
+        level: highest load that keeps everything; None if no load does.
+        low, high: its 95 % interval over seeds.
+        model_low, model_high: the same level if step times are longer or shorter by the model's error.
+        saturation: load beyond which no queue is ever emptied, whatever the objectives [requests/s].
+        promises: objectives just below the answer (or, if there is none, at the lightest load: the best that
+            can be reached).
+        binding: what is missed first; "stability" if the load itself.
+        cause: what requests wait for there.
+        use: resources in use there.
+        input_rate, output_rate, request_rate: tokens/s and requests/s there.
+        kept: the level that `promises` and `use` were read at.
+        readings: (level, share of the worst objective used) for every level simulated, ascending.
+    """
+
+    scenario: Scenario
+    slos: Slos
+    level: Level | None
+    low: float | None
+    high: float | None
+    model_low: float | None
+    model_high: float | None
+    error: ModelError
+    saturation: float | None
+    promises: tuple[Promise, ...]
+    binding: str
+    cause: QueueCause
+    use: Utilisation | None
+    request_rate: float
+    input_rate: float
+    output_rate: float
+    kept: Level
+    replications: int
+    notes: tuple[Note, ...]
+    readings: tuple[tuple[float, float], ...] = ()
+
+    def used_at(self, load: float) -> float | None:
+        """Share of the worst objective used at a load, between the simulated levels; None outside them."""
+        for (a, ra), (b, rb) in pairwise(self.readings):
+            if a <= load <= b and ra > 0 and math.isfinite(rb) and rb > 0:
+                share = (load - a) / (b - a)
+                return math.exp(math.log(ra) + share * (math.log(rb) - math.log(ra)))
+        if self.readings and load < self.readings[0][0]:
+            return self.readings[0][1]  # no worse than at the lightest level that was simulated
+        return None
+
+    @property
+    def certain(self) -> tuple[float, float] | None:
+        """Ends of seeds' and model's intervals together."""
+        if self.level is None:
+            return None
+        ends = [v for v in (self.low, self.high, self.model_low, self.model_high) if v is not None]
+        return (min(ends), max(ends)) if ends else (self.level.value, self.level.value)
+
+
+def capacity(
+    scenario: Scenario,
+    slos: Slos,
+    *,
+    kind: str = "rate",
+    effort: Effort | None = None,
+    pool: Pool = run_here,
+    step_time: StepTimeModel | None = None,
+    calibrated: bool = False,
+    error: ModelError | None = None,
+    with_error: bool = True,
+) -> Capacity:
+    """Find it: stability first, then objectives.
+
+    Args:
+        kind: "rate" [requests/s] or "concurrency".
+        step_time: instead of the default model; `calibrated` says that it comes from a profile.
+        error: instead of what `model_error` says of the model.
+        with_error: also find the level with step times longer and shorter by the model's error.
+
+    Raises:
+        BadInput: the scenario itself cannot run.
+    """
+    effort = effort or Effort()
+    model = roofline(scenario) if step_time is None else step_time
+    error = error or model_error(scenario, calibrated=calibrated)
+    notes = list(slos.notes)
+    light = _alone(scenario, model, effort, slos)
+    turnaround = (light.outcome.get("mean_e2el_ms") or 0.0) / 1000.0
+    curve = LoadCurve(scenario, slos, kind, effort, pool, model, turnaround)
+    most = saturation_rate(scenario, model, effort)
+    if kind == "rate" and scenario.workload.max_concurrency is not None:
+        cap = scenario.workload.max_concurrency
+        text = f"the client's cap of {cap} is dropped: users do not wait for each other"
+        notes.append(Note("info", "--max-concurrency", text))
+    if load_ratio(slos, [light]) > 1.0:
+        return _unreachable(scenario, slos, light, model, error, most, kind, notes)
+    low, high = _first_bracket(kind, most, turnaround)
+    found = _find(curve, low, high, effort.replications, kind)
+    if found.value is None:
+        return _unreachable(scenario, slos, light, model, error, most, kind, notes)
+    slow = fast = None
+    if with_error and error.share > 0:
+        slow, fast = _with_error(curve, found.value, error, effort, kind, model, pool, turnaround)
+    return _answer(curve, found, slow, fast, error, most, effort, notes)
+
+
+def _first_bracket(kind: str, most: float | None, turnaround: float) -> tuple[float, float]:
+    if kind == "concurrency":
+        return 1.0, max(4.0, 2.0 * (most or 1.0) * max(turnaround, 1e-3))
+    return (0.25 * most, 1.2 * most) if most else (0.1, 10.0)
+
+
+def _find(curve: LoadCurve, low: float, high: float, replications: int, kind: str) -> Crossing:
+    return find_crossing(curve.read, low, high, replications=replications, whole=kind == "concurrency")
+
+
+def _with_error(
+    curve: LoadCurve,
+    value: float,
+    error: ModelError,
+    effort: Effort,
+    kind: str,
+    model: StepTimeModel,
+    pool: Pool,
+    turnaround: float,
+) -> tuple[float | None, float | None]:
+    """The crossing with longer and with shorter step times, from two replications each.
+
+    Their distance from the crossing of the same two replications is what the model's error does; it is
+    applied to the answer.
+    """
+    few = min(2, effort.replications)
+    span = 1.0 + 1.5 * error.share
+    base = find_crossing(
+        curve.read, value / 1.04, value * 1.04, replications=few, whole=kind == "concurrency"
+    ).value
+    ends: list[float | None] = []
+    for factor in (1.0 + error.share, 1.0 - error.share):
+        moved = LoadCurve(
+            curve.scenario, curve.slos, kind, effort, pool, ScaledStepTime(model, factor), turnaround
+        )
+        low, high = (value / span, value) if factor > 1 else (value, value * span)
+        end = find_crossing(moved.read, low, high, replications=few, whole=kind == "concurrency").value
+        ends.append(0.0 if end is None else end if not base else value * end / base)
+    return ends[0], ends[1]
+
+
+def _alone(scenario: Scenario, model: StepTimeModel, effort: Effort, slos: Slos) -> Probe:
+    """Requests one at a time: the best latencies that this configuration can show.
+
+    Raises:
+        BadInput: not even that can run.
+    """
+    prompts = min(LIGHT_PROMPTS, effort.prompts)
+    lonely = at_level(scenario, Level("concurrency", 1), prompts)
+    itl = any(slo.metric == "itl" for slo in slos.statistics)
+    probe = run_probe(ProbeJob(lonely, scenario.seed, step_time=model, itl=itl))
+    if probe.outcome.failure is not None:
+        raise BadInput("SCENARIO", scenario.name or None, f"cannot run: {probe.outcome.failure}")
+    return probe
+
+
+def saturation_rate(scenario: Scenario, model: StepTimeModel, effort: Effort) -> float | None:
+    """Requests/s completed while everything waits at once: more cannot be sustained for long."""
+    prompts = min(SATURATING_PROMPTS, effort.prompts)
+    flood = at_level(scenario, Level("concurrency", prompts), prompts)
+    outcome = run_probe(ProbeJob(flood, scenario.seed, step_time=model)).outcome
+    rate = outcome.regime.get("sustainable_rate") or outcome.get("request_throughput")
+    return float(rate) if rate else None
+
+
+def _answer(
+    curve: LoadCurve,
+    found: Crossing,
+    slow: float | None,
+    fast: float | None,
+    error: ModelError,
+    most: float | None,
+    effort: Effort,
+    notes: list[Note],
+) -> Capacity:
+    assert found.value is not None
+    assert found.kept is not None
+    probes = curve.probes(found.kept, effort.replications)
+    beyond = curve.probes(found.missed, effort.replications) if found.missed is not None else probes
+    rates = _rates(probes)
+    return Capacity(
+        scenario=curve.scenario,
+        slos=curve.slos,
+        level=Level(curve.kind, found.value),
+        low=found.low,
+        high=found.high,
+        model_low=slow,
+        model_high=fast,
+        error=error,
+        saturation=most,
+        promises=promises(curve.slos, probes),
+        binding=_binding(curve.slos, beyond) if found.missed is not None else "nothing",
+        cause=queue_cause(beyond[0].outcome),
+        use=_use(curve, probes),
+        request_rate=rates[0],
+        input_rate=rates[1],
+        output_rate=rates[2],
+        kept=Level(curve.kind, found.kept),
+        replications=effort.replications,
+        notes=tuple(notes),
+        readings=curve.readings(),
+    )
+
+
+def _unreachable(
+    scenario: Scenario,
+    slos: Slos,
+    light: Probe,
+    model: StepTimeModel,
+    error: ModelError,
+    most: float | None,
+    kind: str,
+    notes: list[Note],
+) -> Capacity:
+    """No load keeps the objectives: the best that can be reached, and what blocks it."""
+    told = promises(slos, [light])
+    worst = max(told, key=lambda p: p.used or 0.0)
+    rates = _rates([light])
+    return Capacity(
+        scenario, slos, None, None, None, None, None, error, most, told, worst.what,
+        QueueCause("none", blocked_by(worst.what, light)), None, *rates, Level(kind, 0.0), 1, tuple(notes),
+    )  # fmt: skip
+
+
+def blocked_by(what: str, light: Probe) -> str:
+    """Why one request alone already misses an objective."""
+    parts, device = light.outcome.parts_ms, light.outcome.device
+    if "TTFT" in what:
+        known = {k: v for k, v in parts.items() if v is not None and k != "client_wait"}
+        largest = max(known, key=lambda k: known[k])
+        return f"a request alone spends {known[largest]:.3g} ms of its TTFT in {_PART_WORDS[largest]}"
+    busy = {k: v for k, v in device.items() if k != "idle"}
+    largest = max(busy, key=lambda k: busy[k]) if busy else "overhead"
+    tpot = light.outcome.get("mean_tpot_ms")
+    pace = "" if tpot is None else f"a request alone gets one token per {tpot:.3g} ms, "
+    return f"{pace}bound by {_DEVICE_WORDS.get(largest, largest)}"
+
+
+_PART_WORDS = {
+    "front_end": "the front end",
+    "queue": "the queue",
+    "prefill": "its prefill",
+    "stream": "delivery of the first token",
+}
+_DEVICE_WORDS = {
+    "bandwidth": "memory bandwidth (weights and KV are read for every token)",
+    "compute": "compute",
+    "overhead": "per-step overhead",
+    "host": "host work between steps",
+}
+
+
+def promises(slos: Slos, probes: Sequence[Probe]) -> tuple[Promise, ...]:
+    """Every objective's value over pooled probes."""
+    told = []
+    for slo in slos.statistics:
+        value = value_of(slo, probes)
+        told.append(Promise(slo.statistic, value, slo.limit, None if value is None else value / slo.limit))
+    if slos.goodput is not None:
+        share = attainment(slos, probes)
+        missed = None if share is None else (1.0 - share) / max(1.0 - slos.goodput, 1e-9)
+        told.append(Promise("goodput", share, slos.goodput, missed))
+    return tuple(told)
+
+
+def _binding(slos: Slos, probes: Sequence[Probe]) -> str:
+    told = [p for p in promises(slos, probes) if p.used is not None]
+    worst = max(told, key=lambda p: p.used or 0.0, default=None)
+    if worst is None or (worst.used or 0.0) <= 1.0:
+        return "stability"
+    return worst.what
+
+
+def _use(curve: LoadCurve, probes: Sequence[Probe]) -> Utilisation:
+    """Mean shares over the replications."""
+    model = curve.step_time
+    found: dict[str, list[float]] = {}
+    waiting = 0.0
+    for probe in probes:
+        outcome = probe.outcome
+        n = max(1.0, outcome.get("completed") or 1.0)
+        prompt = (outcome.get("total_input_tokens") or 0.0) / n
+        output = (outcome.get("total_output_tokens") or 0.0) / n
+        for name, share in shares_of(outcome, model, prompt, output).items():
+            found.setdefault(name, []).append(share)
+        waiting += (outcome.queues.get("mean_waiting") or 0.0) / len(probes)
+    return utilisation({name: sum(v) / len(v) for name, v in found.items()}, waiting)
+
+
+def _rates(probes: Sequence[Probe]) -> tuple[float, float, float]:
+    """Requests/s, input and output tokens/s over all probes; of the offered load where there is one."""
+    seconds = sum(p.outcome.duration for p in probes)
+    keys = ("completed", "total_input_tokens", "total_output_tokens")
+    totals = [sum(p.outcome.get(key) or 0.0 for p in probes) for key in keys]
+    done, inputs, outputs = (total / seconds if seconds > 0 else 0.0 for total in totals)
+    offered = [r for p in probes if (r := p.outcome.regime.get("offered_rate"))]
+    if offered and done > 0:
+        factor = (sum(offered) / len(offered)) / done
+        return done * factor, inputs * factor, outputs * factor
+    return done, inputs, outputs
+
+
+def from_workload(scenario: Scenario) -> list[str]:
+    """Objectives that the client's own `--goodput` names, as texts for `parse_slos`."""
+    shown = {metric: name for name, metric in GOODPUT_NAMES.items() if name != "e2el"}
+    return [f"{shown[GOODPUT_NAMES[name]]} <= {limit:g}ms" for name, limit in scenario.workload.goodput]
+
+
+def flips(found: Capacity, wanted: float) -> bool:
+    """Whether the verdict on a wanted load turns within the answer's intervals."""
+    ends = found.certain
+    return ends is not None and ends[0] <= wanted <= ends[1]
+
+
+def at_fraction(found: Capacity, share: float) -> Scenario | None:
+    """The scenario at a share of the capacity, for confirming it on hardware."""
+    if found.level is None:
+        return None
+    level = replace(found.level, value=found.level.value * share)
+    return at_level(found.scenario, level, found.scenario.workload.num_prompts)
+
+
+__all__ = ["Capacity", "Effort", "Promise", "Slo", "capacity", "flips", "saturation_rate"]

@@ -1,0 +1,195 @@
+"""The same question on other GPUs and tensor-parallel sizes, and which of them are worth their price."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sim.build import ScenarioSource
+from sim.errors import BadInput
+from sim.planning.capacity import Capacity, Effort, capacity
+from sim.planning.pool import Pool
+from sim.planning.prices import Prices
+from sim.planning.sizing import Sizing, size
+from sim.planning.slo import Slos
+from sim.scenario import Observed, Scenario
+from sim.steptime.base import StepTimeModel
+
+TP_FLAG = {"vllm": "tensor-parallel-size", "sglang": "tp-size"}
+FRACTIONS = (0.5, 0.7, 0.85, 1.0)
+MORE_REPLICAS = 4
+
+StepTimes = Callable[[Scenario], StepTimeModel | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One kind of replica.
+
+    Attributes:
+        found: its capacity; None if it cannot run.
+        failure: why it cannot.
+        sizing: replicas for the wanted rate, if one was given.
+    """
+
+    name: str
+    gpu: str
+    gpus_per_replica: int
+    found: Capacity | None = None
+    failure: str | None = None
+    sizing: Sizing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatingPoint:
+    """One way to run: a candidate, how much load each replica gets, what that leaves and costs.
+
+    Attributes:
+        replicas: for the wanted rate; None where no rate was given.
+        load: requests/s per replica.
+        margin: 1 - share of the worst objective used.
+        per_hour: cost of the deployment (of one replica where no rate was given).
+        per_1m_output: cost per million output tokens at this load.
+        pareto: no other point costs less and leaves as much margin.
+    """
+
+    name: str
+    replicas: int | None
+    load: float
+    margin: float
+    per_hour: float
+    per_1m_output: float
+    pareto: bool = False
+
+
+def parse_names(field: str, text: str | None) -> tuple[str, ...]:
+    """Read "H100,H200". Raises BadInput for empty or repeated names."""
+    if text is None:
+        return ()
+    names = tuple(word.strip() for word in text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise BadInput(field, text, "give distinct names separated by commas")
+    return names
+
+
+def parse_sizes(field: str, text: str | None) -> tuple[int, ...]:
+    """Read "1,2,4". Raises BadInput for anything but distinct whole numbers of at least 1."""
+    try:
+        sizes = tuple(int(name) for name in parse_names(field, text))
+    except ValueError:
+        sizes = (0,)
+    if any(n < 1 for n in sizes):
+        raise BadInput(field, text, "give distinct whole numbers of at least 1, separated by commas")
+    return sizes
+
+
+def candidates(
+    source: ScenarioSource,
+    gpus: Sequence[str],
+    tps: Sequence[int],
+    slos: Slos,
+    *,
+    effort: Effort,
+    pool: Pool,
+    step_times: StepTimes | None = None,
+    rate: float | None = None,
+    peak_factor: float = 1.0,
+    with_error: bool = True,
+) -> list[Candidate]:
+    """The capacity of every combination; those that cannot run say why.
+
+    What was observed of a start (the KV pool) holds for the scenario's own GPU and size only.
+
+    Raises:
+        BadInput: an unknown GPU.
+    """
+    found = []
+    for gpu in gpus or (source.gpu,):
+        for tp in tps or (0,):
+            changed = _changed(source, gpu, tp)
+            name = gpu + (f" TP{tp}" if tp else "")
+            try:
+                scenario = changed.build()
+                model = None if step_times is None else step_times(scenario)
+                answer = capacity(
+                    scenario,
+                    slos,
+                    effort=effort,
+                    pool=pool,
+                    step_time=model,
+                    calibrated=model is not None,
+                    with_error=with_error,
+                )
+            except BadInput as error:
+                if error.field == "--gpu":
+                    raise
+                found.append(Candidate(name, gpu, max(tp, 1), failure=str(error)))
+                continue
+            sizing = None if rate is None else size(answer, rate, peak_factor)
+            found.append(Candidate(name, scenario.gpu.name, scenario.gpu_count, answer, None, sizing))
+    return found
+
+
+def _changed(source: ScenarioSource, gpu: str, tp: int) -> ScenarioSource:
+    changed = source
+    if gpu != source.gpu:
+        changed = replace(changed, gpu=gpu, observed=Observed())
+    if tp:
+        engine = changed.serve.engine
+        before = changed.serve
+        changed = changed.with_settings([f"serve.{TP_FLAG[engine]}={tp}"])
+        if changed.serve != before:
+            changed = replace(changed, observed=Observed(), gpu_count=None)
+    return changed
+
+
+def operating_points(found: Sequence[Candidate], prices: Prices) -> list[OperatingPoint]:
+    """Ways to run each candidate, with the Pareto-optimal ones marked.
+
+    With a wanted rate: from the fewest replicas that hold the peak to a few more. Without: a replica at
+    fractions of its capacity.
+
+    Raises:
+        BadInput: a GPU without a price.
+    """
+    points: list[OperatingPoint] = []
+    for candidate in found:
+        answer = candidate.found
+        if answer is None or answer.level is None or answer.request_rate <= 0:
+            continue
+        hourly = prices.of(candidate.gpu) * candidate.gpus_per_replica
+        tokens = answer.output_rate / answer.request_rate  # output tokens per request
+        for replicas, load, rate in _loads(candidate, answer):
+            used = answer.used_at(load)
+            if used is None:
+                continue
+            bill = hourly * (replicas or 1)
+            sold = rate * tokens * 3600.0 / 1e6
+            points.append(OperatingPoint(candidate.name, replicas, load, 1.0 - used, bill, bill / sold))
+    return mark_pareto(points, by_hour=any(p.replicas is not None for p in points))
+
+
+def _loads(candidate: Candidate, answer: Capacity) -> list[tuple[int | None, float, float]]:
+    """(replicas, peak load of each, mean rate of all)."""
+    assert answer.level is not None
+    if candidate.sizing is not None:
+        sizing, least = candidate.sizing, candidate.sizing.at_peak
+        return [(n, sizing.peak_rate / n, sizing.rate) for n in range(least, least + MORE_REPLICAS)]
+    return [(None, f * answer.level.value, f * answer.level.value) for f in FRACTIONS]
+
+
+def mark_pareto(points: Sequence[OperatingPoint], *, by_hour: bool) -> list[OperatingPoint]:
+    """Mark the points that no other beats in both cost and margin."""
+
+    def price(point: OperatingPoint) -> float:
+        return point.per_hour if by_hour else point.per_1m_output
+
+    def beaten(point: OperatingPoint) -> bool:
+        return any(
+            price(other) <= price(point)
+            and other.margin >= point.margin
+            and (price(other) < price(point) or other.margin > point.margin)
+            for other in points
+        )
+
+    return [replace(point, pareto=not beaten(point)) for point in points]

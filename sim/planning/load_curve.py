@@ -1,0 +1,123 @@
+"""A scenario under rising load: readings for the search, each level simulated once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.planning.bracket import Reading
+from sim.planning.pool import Pool
+from sim.planning.probe import Level, Probe, ProbeJob, at_level, load_ratio, run_probe
+from sim.planning.slo import Slos
+from sim.planning.stats import estimate
+from sim.scenario import Scenario
+from sim.steptime.base import StepTimeModel
+
+MAX_PROMPTS = 50_000
+TURNOVERS = 12  # a run must be long against the time that one request spends in the system
+GROWTH = 0.02  # backlog growth as a share of the offered rate, as in `sim.regime`
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is simulated per level.
+
+    Attributes:
+        prompts: least number of requests per replication.
+        replications: seeds.
+    """
+
+    prompts: int = 1000
+    replications: int = 5
+
+
+class LoadCurve:
+    """Readings of one scenario at levels of load; every replication of a level is simulated once.
+
+    Args:
+        turnaround: about how long a request takes end to end [s]; runs last many times as long.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        slos: Slos,
+        kind: str,
+        effort: Effort,
+        pool: Pool,
+        step_time: StepTimeModel,
+        turnaround: float = 0.0,
+    ) -> None:
+        self.scenario = scenario
+        self.slos = slos
+        self.kind = kind
+        self._effort = effort
+        self._pool = pool
+        self.step_time = step_time
+        self._turnaround = turnaround
+        self._probes: dict[tuple[float, int], Probe] = {}
+
+    def probes(self, value: float, replications: int) -> list[Probe]:
+        """The simulated replications of a level, as many as asked for."""
+        missing = [r for r in range(replications) if (value, r) not in self._probes]
+        jobs = [self._job(value, r) for r in missing]
+        for r, probe in zip(missing, self._pool(run_probe, jobs), strict=True):
+            self._probes[value, r] = probe
+        return [self._probes[value, r] for r in range(replications)]
+
+    def read(self, value: float, replications: int) -> Reading:
+        """Objectives and stability at a level."""
+        probes = self.probes(value, replications)
+        left_out: tuple[float, ...] = ()
+        if replications > 1:
+            left_out = tuple(load_ratio(self.slos, probes[:j] + probes[j + 1 :]) for j in range(replications))
+        return Reading(load_ratio(self.slos, probes), left_out, is_stable(probes))
+
+    def readings(self) -> tuple[tuple[float, float], ...]:
+        """(level, share of the worst objective used) of every simulated level that is stable, ascending."""
+        counts: dict[float, int] = {}
+        for value, _ in self._probes:
+            counts[value] = counts.get(value, 0) + 1
+        found = [(value, self.read(value, n)) for value, n in sorted(counts.items())]
+        return tuple((value, reading.ratio) for value, reading in found if reading.stable)
+
+    def prompts_at(self, value: float) -> int:
+        """Requests per replication: enough for percentiles, and for a run long against one request's stay."""
+        least = self._effort.prompts
+        if self.kind == "concurrency":
+            return min(MAX_PROMPTS, max(least, 6 * int(value)))
+        return min(MAX_PROMPTS, max(least, math.ceil(TURNOVERS * value * self._turnaround)))
+
+    def _job(self, value: float, replication: int) -> ProbeJob:
+        level = Level(self.kind, value)
+        scenario = at_level(self.scenario, level, self.prompts_at(value))
+        return ProbeJob(
+            scenario,
+            seed=self.scenario.seed + replication,
+            part=replication,
+            parts=self._effort.replications,
+            step_time=self.step_time,
+            itl=any(slo.metric == "itl" for slo in self.slos.statistics),
+            skip=int(value) if self.kind == "concurrency" else 0,
+        )
+
+
+def is_stable(probes: Sequence[Probe]) -> bool:
+    """Whether the load can be sustained, by all replications together.
+
+    Not if most of them are saturated; nor if the backlog grows by more than 2 % of what is offered and the
+    replications agree that it does.
+    """
+    states = [p.outcome.regime.get("state") for p in probes]
+    if 2 * states.count("saturated") > len(states):
+        return False
+    growths = [
+        float(p.outcome.regime["backlog_growth"]) / float(p.outcome.regime["offered_rate"])
+        for p in probes
+        if p.outcome.regime.get("backlog_growth") is not None and p.outcome.regime.get("offered_rate")
+    ]
+    if len(growths) < 2:
+        return True
+    mean = estimate(growths)
+    return not (mean.mean > GROWTH and (mean.low or 0.0) > 0.0)

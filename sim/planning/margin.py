@@ -1,0 +1,68 @@
+"""How wrong the step-time model may be, and the same model a little slower or faster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sim.engines.base import StepShape
+from sim.scenario import Scenario
+from sim.steptime.base import FrontEnd, StepTimeModel
+from sim.steptime.defaults import default_efficiencies
+
+CALIBRATED = 0.02
+ASSUMED = 0.25  # what the notes of assumed efficiencies promise: errors of 20 to 30 %
+MEASURED = 0.05
+
+
+@dataclass(frozen=True)
+class ScaledStepTime:
+    """Another model with all its step times, host work included, times `factor`."""
+
+    model: StepTimeModel
+    factor: float
+    front_end: FrontEnd = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "front_end", self.model.front_end)
+
+    def gpu(self, shape: StepShape) -> float:
+        """As the model, scaled [s]."""
+        return self.factor * self.model.gpu(shape)
+
+    def host_before(self, shape: StepShape) -> float:
+        """As the model, scaled [s]."""
+        return self.factor * self.model.host_before(shape)
+
+    def host_after(self, shape: StepShape) -> float:
+        """As the model, scaled [s]."""
+        return self.factor * self.model.host_after(shape)
+
+    def out_of_range(self, shape: StepShape) -> str | None:
+        """As the model."""
+        return self.model.out_of_range(shape)
+
+    def assess(self, shape: StepShape) -> tuple[float, str]:
+        """Device time and what bounds it, as the model tells it, scaled."""
+        assess = getattr(self.model, "assess", None)
+        if assess is None:
+            return self.gpu(shape), "device"
+        seconds, resource = assess(shape)
+        return self.factor * seconds, resource
+
+
+@dataclass(frozen=True, slots=True)
+class ModelError:
+    """By what share step times may be off either way, and where that comes from."""
+
+    share: float
+    source: str
+
+
+def model_error(scenario: Scenario, *, calibrated: bool) -> ModelError:
+    """What to allow for: 2 % with a profile, 5 % where the default efficiencies are measured, else 25 %."""
+    if calibrated:
+        return ModelError(CALIBRATED, "a calibrated model's step times, within 2 %")
+    defaults = default_efficiencies(scenario.gpu)
+    if defaults.notes():
+        return ModelError(ASSUMED, f"efficiencies of {defaults.family} are assumed, not measured")
+    return ModelError(MEASURED, f"efficiencies of {defaults.family} measured elsewhere, not on this host")

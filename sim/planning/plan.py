@@ -1,0 +1,188 @@
+"""One planning question from objectives to costs: what `servecast plan` answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from sim.build import ScenarioSource
+from sim.errors import BadInput
+from sim.planning.capacity import Capacity, Effort, capacity
+from sim.planning.hardware import Candidate, OperatingPoint, candidates, operating_points
+from sim.planning.pool import Pool, run_here
+from sim.planning.prices import Cost, Prices, cost
+from sim.planning.sizing import Sizing, size
+from sim.planning.slo import Slos
+from sim.scenario import Scenario
+from sim.steptime.base import StepTimeModel
+
+StepTimes = Callable[[Scenario], StepTimeModel | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        kind: "rate" or "concurrency".
+        rate: the load wanted in all [requests/s], or None for "how much does one replica carry".
+        peak_factor: peak over mean of the wanted load.
+        gpus, tps: hardware to compare; empty for the scenario's own.
+        utilisation: the share of the capacity that is really used, for costs without a wanted rate.
+    """
+
+    slos: Slos
+    kind: str = "rate"
+    rate: float | None = None
+    peak_factor: float = 1.0
+    gpus: tuple[str, ...] = ()
+    tps: tuple[int, ...] = ()
+    prices: Prices | None = None
+    utilisation: float = 1.0
+    effort: Effort = field(default_factory=Effort)
+    with_error: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What came out; `candidates` and `points` are empty unless hardware was compared or priced."""
+
+    question: Question
+    source: ScenarioSource
+    found: Capacity | None
+    sizing: Sizing | None
+    bill: Cost | None
+    candidates: tuple[Candidate, ...] = ()
+    points: tuple[OperatingPoint, ...] = ()
+
+
+def make_plan(
+    source: ScenarioSource,
+    question: Question,
+    *,
+    pool: Pool = run_here,
+    step_times: StepTimes | None = None,
+) -> Plan:
+    """Answer the question.
+
+    Raises:
+        BadInput: a scenario that cannot run, an unknown GPU, a GPU without a price.
+    """
+    if question.kind == "concurrency" and question.rate is not None:
+        raise BadInput("--rate", question.rate, "asks for replicas by rate; leave out --load concurrency")
+    if question.gpus or question.tps:
+        return _compare(source, question, pool, step_times)
+    scenario = source.build()
+    if question.prices is not None:
+        question.prices.of(scenario.gpu.name)
+    model = None if step_times is None else step_times(scenario)
+    found = capacity(
+        scenario,
+        question.slos,
+        kind=question.kind,
+        effort=question.effort,
+        pool=pool,
+        step_time=model,
+        calibrated=model is not None,
+        with_error=question.with_error,
+    )
+    sizing = None if question.rate is None else size(found, question.rate, question.peak_factor)
+    points: list[OperatingPoint] = []
+    if question.prices is not None and question.kind == "rate":
+        only = Candidate(scenario.gpu.name, scenario.gpu.name, scenario.gpu_count, found, None, sizing)
+        points = operating_points([only], question.prices)
+    return Plan(question, source, found, sizing, _bill(question, found, sizing), (), tuple(points))
+
+
+def _compare(source: ScenarioSource, question: Question, pool: Pool, step_times: StepTimes | None) -> Plan:
+    found = candidates(
+        source,
+        question.gpus,
+        question.tps,
+        question.slos,
+        effort=question.effort,
+        pool=pool,
+        step_times=step_times,
+        rate=question.rate,
+        peak_factor=question.peak_factor,
+        with_error=question.with_error,
+    )
+    points = operating_points(found, question.prices) if question.prices is not None else []
+    return Plan(question, source, None, None, None, tuple(found), tuple(points))
+
+
+def _bill(question: Question, found: Capacity, sizing: Sizing | None) -> Cost | None:
+    """The bill of the recommended replicas at the wanted rate, or of one replica at the given share."""
+    if question.prices is None or found.level is None:
+        return None
+    scenario = found.scenario
+    replicas, share = (
+        (1, question.utilisation) if sizing is None else (sizing.recommended, sizing.use_at_mean)
+    )
+    return cost(
+        question.prices.of(scenario.gpu.name),
+        scenario.gpu_count * replicas,
+        input_rate=found.input_rate * replicas,
+        output_rate=found.output_rate * replicas,
+        request_rate=found.request_rate * replicas,
+        utilisation=share,
+        currency=question.prices.currency,
+    )
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """The plan, JSON-ready."""
+    return {
+        "question": {
+            "objectives": str(plan.question.slos),
+            "load": plan.question.kind,
+            "rate": plan.question.rate,
+            "peak_factor": plan.question.peak_factor,
+            "prompts": plan.question.effort.prompts,
+            "replications": plan.question.effort.replications,
+        },
+        "capacity": None if plan.found is None else capacity_to_dict(plan.found),
+        "sizing": None
+        if plan.sizing is None
+        else {**asdict(plan.sizing), "uncertain": plan.sizing.uncertain},
+        "cost": None if plan.bill is None else asdict(plan.bill),
+        "candidates": [
+            {
+                "name": c.name,
+                "gpu": c.gpu,
+                "gpus_per_replica": c.gpus_per_replica,
+                "failure": c.failure,
+                "capacity": None if c.found is None else capacity_to_dict(c.found),
+                "sizing": None if c.sizing is None else asdict(c.sizing),
+            }
+            for c in plan.candidates
+        ],
+        "operating_points": [asdict(p) for p in plan.points],
+    }
+
+
+def capacity_to_dict(found: Capacity) -> dict[str, Any]:
+    """One capacity, JSON-ready."""
+    use = found.use
+    return {
+        "value": None if found.level is None else found.level.value,
+        "low": found.low,
+        "high": found.high,
+        "model_low": found.model_low,
+        "model_high": found.model_high,
+        "model_error": asdict(found.error),
+        "saturation_rate": found.saturation,
+        "binding": found.binding,
+        "cause": asdict(found.cause),
+        "read_at": found.kept.value,
+        "promises": [asdict(p) for p in found.promises],
+        "use": None
+        if use is None
+        else {"shares": dict(use.shares), "binding": use.binding, "headroom": use.headroom},
+        "request_rate": found.request_rate,
+        "input_token_rate": found.input_rate,
+        "output_token_rate": found.output_rate,
+        "readings": [list(r) for r in found.readings],
+        "notes": [asdict(n) for n in found.notes],
+    }

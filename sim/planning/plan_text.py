@@ -1,0 +1,167 @@
+"""A plan as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sim.planning.capacity import Capacity, Promise, flips
+from sim.planning.hardware import Candidate, OperatingPoint
+from sim.planning.prices import Cost, cost_lines
+from sim.planning.resources import WORDS, Utilisation
+from sim.planning.sizing import Sizing
+from sim.planning.text import milliseconds, wrap
+
+
+def render_capacity(found: Capacity) -> list[str]:
+    """The answer, its intervals, what binds, and what is left."""
+    lines = wrap(f"objectives: {found.slos}")
+    if found.level is None:
+        lines += wrap("capacity: none: the objectives cannot be met at any load", "    ")
+        lines += wrap(f"  blocked by {found.binding}: {found.cause.text}", "    ")
+        lines += ["  best that can be reached, one request at a time:", *_promises(found.promises)]
+        return [*lines, *_notes(found)]
+    lines += wrap(f"capacity: {answer_words(found)}", "    ")
+    lines += wrap(f"  {error_words(found)}", "    ")
+    lines += wrap(f"  binding: {binding_words(found)}", "    ")
+    lines += [f"  just below it ({found.kept}):", *_promises(found.promises)]
+    if found.use is not None:
+        lines += wrap(f"  in use there: {use_words(found.use)}", "    ")
+    lines += wrap(f"  {headroom_words(found)}", "    ")
+    return [*lines, *_notes(found)]
+
+
+def answer_words(found: Capacity) -> str:
+    """`4.21 requests/s (95 %: 4.05 to 4.37, 5 seeds)`."""
+    assert found.level is not None
+    unit = "" if found.level.kind == "concurrency" else " requests/s"
+    value = f"{found.level.value:.0f} requests in flight" if not unit else f"{found.level.value:.3g}{unit}"
+    if found.low is None or found.high is None:
+        return f"{value} ({found.replications} seeds)"
+    return f"{value} (95 %: {found.low:.3g} to {found.high:.3g}, {found.replications} seeds)"
+
+
+def error_words(found: Capacity) -> str:
+    """What the step-time model's error makes of the answer."""
+    source = f"{found.error.source}"
+    if found.model_low is None and found.model_high is None:
+        return f"the model's own error is not in this interval ({source})"
+    low, high = found.model_low or 0.0, found.model_high or 0.0
+    text = f"with step times {found.error.share:.0%} longer {low:.3g}, shorter {high:.3g} ({source})"
+    if found.level is not None and found.level.value > 0 and (high - low) / found.level.value > 0.2:
+        text += (
+            "; WARNING: the answer turns with the model's error: calibrate on this GPU before relying on it"
+        )
+    return text
+
+
+def binding_words(found: Capacity) -> str:
+    """What gives way first, and through what."""
+    what = "the load itself: the queue grows" if found.binding == "stability" else found.binding
+    return f"{what}; {found.cause.text}"
+
+
+def use_words(use: Utilisation) -> str:
+    """Shares of each resource, the binding one named."""
+    told = ", ".join(f"{WORDS[name]} {share:.0%}" for name, share in use.shares.items())
+    spare = "" if use.headroom else ", no headroom"
+    return f"{told}; fullest: {WORDS[use.binding]}{spare}"
+
+
+def headroom_words(found: Capacity) -> str:
+    """How far the scenario's own load is from the answer."""
+    assert found.level is not None
+    spec, value = found.scenario.workload, found.level.value
+    own = spec.request_rate if found.level.kind == "rate" else float(spec.max_concurrency or "inf")
+    if own == float("inf"):
+        most = "" if not found.saturation else f"; nothing sustains more than about {found.saturation:.3g}"
+        return f"the scenario names no finite load of its own{most}"
+    text = f"headroom: the scenario's own {own:.3g} is {own / value:.0%} of it"
+    if own > value:
+        text = f"no headroom: the scenario's own {own:.3g} is {own / value:.0%} of it"
+    if flips(found, own):
+        text += "; WARNING: whether that load is kept turns within the interval of seeds and model"
+    return text
+
+
+def _promises(promises: Sequence[Promise]) -> list[str]:
+    lines = []
+    for promise in promises:
+        if promise.what == "goodput":
+            shown = "unknown" if promise.value is None else f"{promise.value:.2%}"
+            lines.append(f"    {'requests that keep all limits':<32}{shown:>12}  wanted {promise.limit:.4g}")
+            continue
+        shown = "unknown" if promise.value is None else milliseconds(promise.value * 1e3)
+        used = "" if promise.used is None else f"  {promise.used:.0%} of {milliseconds(promise.limit * 1e3)}"
+        lines.append(f"    {promise.what:<32}{shown:>12}{used}")
+    return lines
+
+
+def _notes(found: Capacity) -> list[str]:
+    return [line for n in found.notes for line in wrap(f"{n.kind}: {n.subject}: {n.text}")]
+
+
+def render_sizing(sizing: Sizing) -> list[str]:
+    """Replicas, with what one failure does."""
+    lines = [
+        f"replicas for {sizing.rate:.4g} requests/s (peak {sizing.peak_rate:.4g}), "
+        f"{sizing.per_replica:.3g} each:",
+        f"  {sizing.at_mean:>6}  for the mean rate",
+        f"  {sizing.at_peak:>6}  for the peak",
+        f"  {sizing.recommended:>6}  for the peak with one replica down: "
+        f"{sizing.use_at_mean:.0%} used on average, {sizing.use_at_peak:.0%} at the peak, "
+        f"{sizing.use_one_down:.0%} with one down",
+    ]
+    if sizing.uncertain:
+        worst = "no number" if sizing.pessimistic is None else str(sizing.pessimistic)
+        lines += wrap(
+            f"  WARNING: within the intervals of seeds and model it is {sizing.optimistic} to {worst}", "    "
+        )
+    return [*lines, "  a router is assumed that splits the load evenly"]
+
+
+def render_candidates(found: Sequence[Candidate]) -> list[str]:
+    """Hardware side by side."""
+    lines = [
+        f"{'replica':<24}{'GPUs':>5}{'requests/s':>12}{'95 %':>18}{'out tok/s':>11}{'replicas':>10}  binding"
+    ]
+    for candidate in found:
+        if candidate.failure is not None or candidate.found is None:
+            lines += wrap(f"{candidate.name:<24}cannot run: {candidate.failure}", " " * 24)
+            continue
+        answer = candidate.found
+        head = f"{candidate.name:<24}{candidate.gpus_per_replica:>5}"
+        if answer.level is None:
+            lines += wrap(f"{head}  no load keeps {answer.binding}: {answer.cause.text}", " " * 24)
+            continue
+        interval = (
+            "" if answer.low is None or answer.high is None else f"{answer.low:.3g} to {answer.high:.3g}"
+        )
+        replicas = "" if candidate.sizing is None else str(candidate.sizing.recommended)
+        lines.append(
+            f"{head}{answer.level.value:>12.3g}{interval:>18}{answer.output_rate:>11,.0f}{replicas:>10}"
+            f"  {answer.binding}"
+        )
+    return lines
+
+
+def render_points(points: Sequence[OperatingPoint], currency: str) -> list[str]:
+    """Ways to run, cheapest first; the Pareto-optimal ones are marked."""
+    title = f"{currency}/hour"
+    lines = [
+        f"{'way to run':<24}{'replicas':>9}{'req/s each':>12}{'margin':>9}{title:>14}"
+        f"{f'{currency}/1M output':>16}"
+    ]
+    for p in sorted(points, key=lambda p: (p.per_hour, p.per_1m_output)):
+        replicas = "" if p.replicas is None else str(p.replicas)
+        mark = "  <- not beaten" if p.pareto else ""
+        lines.append(
+            f"{p.name:<24}{replicas:>9}{p.load:>12.3g}{p.margin:>9.0%}{p.per_hour:>14,.2f}"
+            f"{p.per_1m_output:>16,.3f}{mark}"
+        )
+    return lines
+
+
+def render_cost(cost: Cost, what: str) -> list[str]:
+    """The labelled bill of one deployment."""
+    head = f"cost of {what}, at {cost.utilisation:.0%} of the load sustained under the objectives:"
+    return [*wrap(head), *cost_lines(cost)]
