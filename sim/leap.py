@@ -150,11 +150,12 @@ class LeapingReplica(Replica):
 
     def _launch_at(self, price: Price, plan: StepPlan, shape: StepShape, now: float) -> InFlight:
         """`_launch` with the price at hand."""
-        usage, seconds, free = self.usage, price.seconds, self._device_free
+        usage, free = self.usage, self._device_free
         start = free
         if now > free:
             start = now
             add_time(usage.device, "host", now - free)
+        seconds = self._throttle.seconds(shape, start, price.seconds)
         end = self._device_free = start + seconds
         if price.resource is not None:
             add_time(usage.device, price.resource, seconds)
@@ -172,6 +173,9 @@ class LeapingReplica(Replica):
         ids = [rid for rid, _ in result.new_tokens]
         if step.plan.kind == "prefill":
             recorder.emit_apart(now, ids)
+            some = bool(ids)
+        elif result.regrouped:
+            recorder.emit_ids(now, ids)
             some = bool(ids)
         else:
             some = recorder.emit(now, result.left, ids)

@@ -28,6 +28,9 @@ class Verdict(Enum):
 class PrefillAdder:
     """The budgets of one admission pass.
 
+    Args:
+        reserve: sum of `running_reserve` over the running list, in its order, if it is known.
+
     Attributes:
         can_run: requests of the batch so far, the carried chunked one first.
         new_chunked: the request that this pass truncated, if any.
@@ -40,6 +43,7 @@ class PrefillAdder:
         pool: KvPool,
         running: Sequence[LiveRequest],
         new_token_ratio: float,
+        reserve: float | None = None,
     ) -> None:
         mixed_decodes = len(running) if config.mixes_chunks else 0
         chunk = config.chunk_tokens
@@ -53,7 +57,9 @@ class PrefillAdder:
         self._rem_input = config.max_prefill_tokens - mixed_decodes
         self._rem_chunk = None if chunk is None else chunk - mixed_decodes
         self._current_offset = mixed_decodes
-        self._total_offset = mixed_decodes + sum([self.running_reserve(req) for req in running])
+        if reserve is None:
+            reserve = sum([self.running_reserve(req) for req in running])
+        self._total_offset = mixed_decodes + reserve
         self._live: list[tuple[float, int]] | None = None
 
     def running_reserve(self, req: LiveRequest) -> float:

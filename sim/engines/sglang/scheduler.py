@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.engines.base import FinishReason, QueueState, ScheduledChunk, StepPlan, StepResult
+from sim.engines.base import FinishReason, Leaping, QueueState, ScheduledChunk, StepPlan, StepResult
 from sim.engines.sglang.config import SglangSchedulerConfig
 from sim.engines.sglang.kv_pool import KvPool
 from sim.engines.sglang.live_request import LiveRequest
@@ -55,7 +55,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class _InFlight:
+class InFlightBatch:
     """A launched batch as its result will find it."""
 
     step: int
@@ -82,7 +82,7 @@ class SglangScheduler:
         self._running = Batch([])
         self._last_prefill: Batch | None = None
         self._chunked: LiveRequest | None = None
-        self._in_flight: deque[_InFlight] = deque()
+        self._in_flight: deque[InFlightBatch] = deque()
         self._free_slots = config.request_slots
         self._step = 0
         self._entries = 0
@@ -115,7 +115,7 @@ class SglangScheduler:
             raise BadInput("request", request.request_id, hint)
         limit = max(0, min(request.max_tokens, longest - request.prompt_len - 1))
         limit = max(0, min(limit, pool.total - pool.ceil(request.prompt_len) - pool.page_size - 1))
-        self._queue(LiveRequest(request, limit))
+        self._queue(self._new_request(request, limit))
         self._fully_idle = False
 
     def schedule(self) -> StepPlan:
@@ -233,7 +233,7 @@ class SglangScheduler:
             running.is_full = True
             return None
         self._policy.order(self._waiting, self.pool)
-        adder = PrefillAdder(config, self.pool, running.reqs, self.ratio.current)
+        adder = self._new_adder(running.reqs)
         if chunked is not None and not adder.add_chunked(chunked):
             self._chunked = None
         carried = len(adder.can_run)
@@ -308,16 +308,16 @@ class SglangScheduler:
                 plan.kind = "mixed"
                 self._running = Batch([], is_full=running.is_full)
         self._last_prefill = batch
-        self._in_flight.append(_InFlight(plan.step, batch.reqs, batch.num_prefill, batch.chunked))
+        self._in_flight.append(InFlightBatch(plan.step, batch.reqs, batch.num_prefill, batch.chunked))
 
     def _update_running(self, plan: StepPlan) -> None:
         """Make the running list ready to decode: drop who finished, retract who does not fit."""
         running = self._running
-        shrank = running.drop_finished()
+        shrank = self._drop_finished(running)
         if not running.reqs:
             running.is_full = False
             return
-        if self.pool.decode_fits(running.reqs):
+        if self._decode_fits(running):
             self.ratio.decay_step()
         else:
             running.reqs, victims = retract_decode(running.reqs, self.pool)
@@ -333,7 +333,7 @@ class SglangScheduler:
         reqs = self._running.reqs
         plan.kind = "decode"
         self._decode_one(reqs, plan)
-        self._in_flight.append(_InFlight(plan.step, reqs, 0, None))
+        self._in_flight.append(InFlightBatch(plan.step, reqs, 0, None))
 
     def _decode_one(self, reqs: list[LiveRequest], plan: StepPlan) -> None:
         """One more position for each request, to feed its newest token."""
@@ -345,6 +345,25 @@ class SglangScheduler:
             req.kv += 1
 
     # -- helpers -----------------------------------------------------------------------------------------
+
+    def leaping(self, requests: Sequence[Request]) -> Leaping | None:
+        """A fresh scheduler that decides the same and can leap, or None where there is none for this case."""
+        from sim.engines.sglang.leap import LeapingSglangScheduler, can_leap
+
+        del requests
+        return LeapingSglangScheduler(self.config) if can_leap(self.config) else None
+
+    def _new_request(self, request: Request, max_new_tokens: int) -> LiveRequest:
+        return LiveRequest(request, max_new_tokens)
+
+    def _new_adder(self, running: list[LiveRequest]) -> PrefillAdder:
+        return PrefillAdder(self.config, self.pool, running, self.ratio.current)
+
+    def _drop_finished(self, running: Batch) -> bool:
+        return running.drop_finished()
+
+    def _decode_fits(self, running: Batch) -> bool:
+        return self.pool.decode_fits(running.reqs)
 
     def _queue(self, req: LiveRequest) -> None:
         req.entered = self._entries

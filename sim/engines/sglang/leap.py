@@ -1,0 +1,291 @@
+"""SGLang's scheduler for simulations: the same decisions, at a cost per change, not per request and step.
+
+The running list consists of requests that decode one token in every decode round, and of those that have just
+joined. The former are parked in a crowd (`sim.engines.crowd`), scheduled as a number. Whatever happens
+to one of them takes it out of the crowd and is then decided by the plain scheduler's own code; a retraction,
+which compares all of them, takes all of them out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from sim.engines.base import FinishReason, ScheduledChunk, StepPlan, StepResult, StepShape, decodes
+from sim.engines.crowd import Crowd
+from sim.engines.sglang.config import SglangSchedulerConfig
+from sim.engines.sglang.live_request import LiveRequest
+from sim.engines.sglang.prefill_adder import CLIP_MAX_NEW_TOKENS, PrefillAdder
+from sim.engines.sglang.scheduler import Batch, InFlightBatch, SglangScheduler
+from sim.engines.sglang.stuck import out_of_memory
+from sim.request import Request
+
+
+def can_leap(config: SglangSchedulerConfig) -> bool:
+    """Whether `LeapingSglangScheduler` may stand in for the plain one.
+
+    Not where decodes join prefill batches (each of them makes the running list anew), nor with priorities (a
+    waiting request may then preempt any running one).
+    """
+    return not config.mixes_chunks and not config.enable_priority_scheduling
+
+
+class ParkedRequest(LiveRequest):
+    """A request that can be parked.
+
+    Attributes:
+        parked: whether it is.
+        anchor: its KV positions after a decode round, less the number of the round.
+        outputs: its output tokens known after the result of a round, less the number of the round.
+        since: the first round in which the crowd counts it.
+        end_round: the round whose result ends it.
+    """
+
+    __slots__ = ("anchor", "end_round", "outputs", "parked", "since")
+
+    def __init__(self, request: Request, max_new_tokens: int) -> None:
+        super().__init__(request, max_new_tokens)
+        self.parked = False
+        self.anchor = self.outputs = self.since = self.end_round = 0
+
+
+@dataclass(slots=True)
+class DecodeInFlight(InFlightBatch):
+    """A launched decode round; `reqs` are those of its requests which were not parked then."""
+
+    plan: StepPlan
+    round: int
+    regrouped: bool = False
+
+
+class LeapingSglangScheduler(SglangScheduler):
+    """`SglangScheduler` with its decodes in a crowd (see `sim.engines.base.Leaping` and `can_leap`)."""
+
+    def __init__(self, config: SglangSchedulerConfig) -> None:
+        super().__init__(config)
+        self._crowd: Crowd[ParkedRequest] = Crowd(config.page_size)
+        self._tail: list[ParkedRequest] = []
+        self._fresh = False
+        self._some_finished = False
+        self._round = 0  # the latest decode round launched, counted from 1
+        self._known_round = 0  # the latest one whose result was processed
+
+    # -- leaps --------------------------------------------------------------------------------------------
+
+    def steady_calls(self) -> int:
+        """See `sim.engines.base.Leaping`."""
+        crowd, running = self._crowd, self._running
+        size = crowd.size
+        if not size or self._tail or self._some_finished or self._last_prefill is not None:
+            return 0
+        if self._chunked is not None or self._decode_rounds or (self._waiting and not running.is_full):
+            return 0
+        if len(self._in_flight) != self.pipeline_depth - 1:
+            return 0
+        overlapped = bool(self._in_flight)
+        if overlapped:
+            latest = self._in_flight[-1]
+            if not isinstance(latest, DecodeInFlight) or latest.reqs or latest.plan.crowd != size:
+                return 0
+        end = crowd.first_end()
+        assert end is not None
+        rounds = end - (self._round + 1) + overlapped
+        pages = (self.pool.available + self.pool.evictable) // self.pool.page_size
+        return crowd.calls_within(pages, self._round + 1, rounds) if rounds > 0 else 0
+
+    def steady_shape(self) -> StepShape:
+        """See `sim.engines.base.Leaping`."""
+        return decodes("decode", self._crowd.size, self._crowd.context(self._round + 1))
+
+    def steady_kv_tokens(self, calls: int) -> int:
+        """See `sim.engines.base.Leaping`."""
+        return self._crowd.new_blocks(self._round + 1, calls) * self.pool.page_size
+
+    def leap(self, calls: int) -> StepPlan | None:
+        """See `sim.engines.base.Leaping`."""
+        crowd, pool = self._crowd, self.pool
+        before_last = self.steady_kv_tokens(calls - 1)
+        taken = self.steady_kv_tokens(calls)
+        # Each round makes room for a page per request before it takes what it needs.
+        pool.make_room(before_last + pool.page_size * crowd.size)
+        pool.available -= taken
+        for _ in range(calls):
+            self.ratio.decay_step()
+        self._round += calls
+        self._known_round += calls
+        self._step += calls
+        if not self._in_flight:
+            return None
+        plan = StepPlan(self._step - 1, "decode", crowd=crowd.size, crowd_context=crowd.context(self._round))
+        self._in_flight[-1] = DecodeInFlight(plan.step, [], 0, None, plan, self._round)
+        return plan
+
+    # -- single calls -------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan:
+        """Decide the next batch; see `SglangScheduler`."""
+        if self._fresh and not any(flight.num_prefill for flight in self._in_flight):
+            self._park()
+        return super().schedule()
+
+    def _merge_last_prefill(self) -> None:
+        last = self._last_prefill
+        super()._merge_last_prefill()
+        if last is not None:
+            self._tail += _own(last.reqs)
+
+    def _new_adder(self, running: list[LiveRequest]) -> PrefillAdder:
+        known = self._known_round
+        if self.pool.tree is None:
+            for req in _own(running):
+                if req.parked:
+                    req.num_output_tokens = req.outputs + known
+            return super()._new_adder(running)
+        ratio = self.ratio.current
+        left = [
+            req.max_new_tokens - (req.outputs + known if req.parked else req.num_output_tokens)
+            for req in _own(running)
+        ]
+        reserve = sum([min(tokens, CLIP_MAX_NEW_TOKENS) * ratio for tokens in left])
+        return PrefillAdder(self.config, self.pool, running, ratio, reserve)
+
+    def _drop_finished(self, running: Batch) -> bool:
+        if not self._some_finished:
+            return False
+        self._some_finished = False
+        self._tail = [req for req in self._tail if not req.finished]
+        return running.drop_finished()
+
+    def _decode_fits(self, running: Batch) -> bool:
+        needed = self._new_pages(self._round + 1) * self.pool.page_size
+        if needed > self.pool.available:
+            self.pool.make_room(needed)
+        if needed <= self.pool.available:
+            return True
+        self._unpark_all(running)
+        return False
+
+    def _new_pages(self, decode_round: int) -> int:
+        page = self.pool.page_size
+        return self._crowd.new_blocks(decode_round) + sum([not req.kv % page for req in self._tail])
+
+    def _update_running(self, plan: StepPlan) -> None:
+        super()._update_running(plan)
+        if plan.preempted:
+            self._tail = list(_own(self._running.reqs))
+
+    def _launch_decode(self, plan: StepPlan) -> None:
+        pool, running, crowd = self.pool, self._running.reqs, self._crowd
+        plan.kind = "decode"
+        self._round += 1
+        reserve = pool.page_size * len(running)
+        if reserve > pool.available:
+            pool.make_room(reserve)
+        taken = self._new_pages(self._round) * pool.page_size
+        if taken > pool.available:
+            raise out_of_memory("Decode", running[0].request_id, taken, pool.available, pool.page_size)
+        pool.available -= taken
+        plan.crowd = crowd.size
+        plan.crowd_context = crowd.context(self._round)
+        tail = self._tail
+        for req in tail:
+            plan.scheduled.append(ScheduledChunk(req.request, req.kv, 1, True))
+            req.kv += 1
+        self._fresh = bool(tail)
+        flight = DecodeInFlight(plan.step, list(tail), 0, None, plan, self._round, bool(plan.preempted))
+        self._in_flight.append(flight)
+
+    def update(self, plan: StepPlan) -> StepResult:
+        """Process the result of a plan; see `SglangScheduler`."""
+        flight = self._in_flight[0] if self._in_flight else None
+        if plan.kind == "idle" or not isinstance(flight, DecodeInFlight) or flight.plan is not plan:
+            return super().update(plan)
+        self._in_flight.popleft()
+        result = StepResult(regrouped=flight.regrouped)
+        number = self._known_round = flight.round
+        for req in self._crowd.ends.pop(number, ()):
+            if req.parked and req.end_round == number and req.since <= number:
+                self._end(req, number, result)
+        for req in _own(flight.reqs):
+            if req.finished or req.retracted:
+                continue
+            if req.parked:
+                result.new_tokens.append((req.request_id, req.outputs + number))
+                if req.end_round == number:
+                    self._end(req, number, result)
+            else:
+                self._take_result(req, result)
+        return result
+
+    def _take_result(self, req: ParkedRequest, result: StepResult) -> None:
+        """What `SglangScheduler.update` does for one decode."""
+        outputs = req.num_output_tokens = req.num_output_tokens + 1
+        result.new_tokens.append((req.request_id, outputs))
+        self._finish_if_done(req, result)
+
+    def _end(self, req: ParkedRequest, number: int, result: StepResult) -> None:
+        """The result of that round ends a parked request."""
+        self._unpark(req, number)
+        self._finish_if_done(req, result)
+
+    def _finish_if_done(self, req: LiveRequest, result: StepResult) -> None:
+        outputs = req.num_output_tokens
+        if not req.ignore_eos and req.request.samples_stop(outputs):
+            req.stopped = True
+            self._finish(req, "stop", result)
+        elif outputs >= req.max_new_tokens:
+            self._finish(req, "length", result)
+
+    def _finish(self, req: LiveRequest, reason: FinishReason, result: StepResult) -> None:
+        self._some_finished = True
+        super()._finish(req, reason, result)
+
+    # -- in and out of the crowd --------------------------------------------------------------------------
+
+    def _new_request(self, request: Request, max_new_tokens: int) -> LiveRequest:
+        return ParkedRequest(request, max_new_tokens)
+
+    def _park(self) -> None:
+        """Whoever took part in the latest decode round decodes in every one from now on."""
+        crowd = self._crowd
+        for req in self._tail:
+            if req.finished:
+                continue
+            req.parked = True
+            req.since = self._round + 1
+            req.anchor = req.kv - self._round
+            req.outputs = req.num_output_tokens - self._known_round
+            # The length only tells when the crowd will change; it decides nothing.
+            last = req.max_new_tokens
+            if req.request.stop_after is not None and req.request.stop_after > req.num_output_tokens:
+                last = min(last, req.request.stop_after)
+            req.end_round = last - req.outputs
+            crowd.join(req.anchor)
+            crowd.expect_end(req.end_round, req)
+        self._tail = [req for req in self._tail if req.finished]
+        self._fresh = False
+
+    def _unpark(self, req: ParkedRequest, result_round: int) -> None:
+        """Write down where a request is after the latest round, and after the result of that one."""
+        req.parked = False
+        req.kv = req.anchor + self._round
+        req.num_output_tokens = req.outputs + result_round
+        self._crowd.leave(req.anchor)
+
+    def _unpark_all(self, running: Batch) -> None:
+        """Dissolve the crowd; results in flight list all of it from now on."""
+        parked = [req for req in _own(running.reqs) if req.parked]
+        for req in parked:
+            self._unpark(req, self._known_round)
+        for flight in self._in_flight:
+            if isinstance(flight, DecodeInFlight):
+                took_part = [req for req in parked if req.since <= flight.round]
+                flight.reqs = [*took_part, *flight.reqs]
+                flight.plan.crowd = flight.plan.crowd_context = 0
+                flight.regrouped = True
+        self._tail = list(_own(running.reqs))
+
+
+def _own(reqs: list[LiveRequest]) -> list[ParkedRequest]:
+    """This scheduler makes no others."""
+    return cast("list[ParkedRequest]", reqs)
