@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from bench.audit.quantile import bounds
 from bench.histogram import QuantileInterval
 from bench.metrics import CacheInfo, ServerView
 from bench.startup_log import StartupLog
@@ -207,7 +208,7 @@ class Run:
     def server_quantile(self, figure: str, q: float) -> QuantileInterval | None:
         """Where a quantile of a server-side histogram lies [s]."""
         histogram = self.view.histograms.get(figure) if self.view else None
-        return histogram.quantile(q) if histogram else None
+        return bounds(histogram, q) if histogram else None
 
     @property
     def label(self) -> str:

@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from sim.cli.explain import explain
+from sim.commands import bench as bench_commands
+from sim.commands import serve as serve_commands
+from sim.errors import BadInput
+from sim.explain.changes import candidates
+from sim.explain.knowledge import client_knobs, concepts, knobs, log_phrases, metrics, movers
+from sim.explain.lookup import ENGINES, find, nearest
+from sim.explain.numbers import numbers
+from sim.explain.numbers import render as render_numbers
+from sim.explain.page import WIDTH, default_version, engine_of, render
+from tests.explain_scenarios import SGLANG_128, VLLM_128, options, reference_source
+from tests.metric_names import SGLANG, VLLM
+
+
+def page(name: str, engine=None, version=None) -> str:
+    found = find(name, engine)
+    own = engine_of(found, engine)
+    return render(found, own, version or default_version(own))
+
+
+@pytest.mark.parametrize("name", VLLM)
+def test_every_series_of_vllm_has_a_page(name):
+    text = page(name)
+    assert "class " in text
+    assert "What " in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+@pytest.mark.parametrize("name", SGLANG)
+def test_every_metric_of_sglang_has_a_page(name):
+    found = find(f"sglang:{name}")
+    assert found.engine == "sglang"
+    assert found.metric is not None
+    assert "class " in page(f"sglang:{name}")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_flag_of_an_engine_has_a_page_and_every_modelled_one_a_knob(engine):
+    for flag in serve_commands.table(engine).flags:
+        found = find(flag.name, engine)
+        text = page(flag.name, engine)
+        assert found.engine == engine, flag.name
+        assert flag.name in text
+        assert max(map(len, text.splitlines())) <= WIDTH, flag.name
+        if flag.role == "modelled":
+            assert found.knob is not None, flag.name
+            assert " ".join(found.knob.says.split())[:60] in " ".join(text.split())
+        elif flag.role == "not-modelled":
+            assert " ".join(flag.effect.split())[:30] in " ".join(text.split())
+    assert set(knobs(engine)) == {f.name for f in serve_commands.table(engine).flags if f.role == "modelled"}
+
+
+def test_flags_of_the_clients_have_pages():
+    for client in ("vllm", "sglang"):
+        for flag in bench_commands.table(client).flags:
+            assert flag.name in page(flag.name)
+    for name in client_knobs():
+        assert find(name).table_flag is not None, name
+
+
+def test_the_knowledge_hangs_together():
+    known = set(concepts())
+    for key, concept in concepts().items():
+        assert set(concept.beside) <= known, key
+        # What lies outside an engine names its tool; what has a knob has one.
+        assert bool(concept.tool) == (concept.metric_class == "C"), key
+        if concept.metric_class == "A":
+            client = [name for name, knob in client_knobs().items() if key in knob.moves]
+            assert movers(key, "vllm") or client, key
+    for engine in ENGINES:
+        assert {entry.concept for entry in metrics(engine).values()} <= known
+        assert {entry.concept for entry in log_phrases(engine)} <= known
+        for name, knob in knobs(engine).items():
+            assert set(knob.moves) | set(knob.beside) <= known, name
+            assert knob.costs, name
+
+
+def test_latencies_name_knobs_with_direction_and_price():
+    text = page("ttft", "vllm")
+    line = next(line for line in text.splitlines() if line.startswith("  --gpu-memory-utilization"))
+    assert "raise" in line
+    assert "down" in line
+    assert "costs" in line
+    assert "--mem-fraction-static" in page("ttft", "sglang")
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("TTFT", "ttft"),
+        ("Mean TTFT (ms):            1429.67", "ttft"),
+        ("p99_itl_ms", "itl"),
+        ("mean_e2e_latency_ms", "e2el"),
+        ("Output token throughput (tok/s):", "throughput"),
+        ("request_goodput", "goodput"),
+        ("max-num-seqs", "--max-num-seqs"),
+        ("max_num_seqs", "--max-num-seqs"),
+        ("--gpu_memory_utilization=0.9", "--gpu-memory-utilization"),
+        ("mem-fraction-static", "--mem-fraction-static"),
+        ("num-warmups", "--num-warmups"),
+        ('vllm:kv_cache_usage_perc{engine="0"} 0.4', "vllm:kv_cache_usage_perc"),
+        ("vllm:time_to_first_token_seconds_bucket", "vllm:time_to_first_token_seconds"),
+        ("kv_cache_usage_perc", "vllm:kv_cache_usage_perc"),
+        ("GPU KV cache size", "GPU KV cache size"),
+        ("INFO 1 [kv.py:1] GPU KV cache size: 1,024 tokens", "GPU KV cache size"),
+        ("Engine 000: Avg prompt throughput: 1.0 tokens/s, Running: 12 reqs", "Avg prompt throughput"),
+        ("[TP0] Decode batch, #running-req: 3, token usage: 0.10", "Decode batch"),
+        ("nccl", "nccl"),
+        ("DCGM_FI_PROF_SM_ACTIVE", "sm_occupancy"),
+    ],
+)
+def test_whatever_is_pasted_is_found(text, name):
+    assert find(text).name == name
+
+
+def test_a_log_line_with_two_figures_names_both():
+    found = find("GPU KV cache size: 1,000 tokens, Maximum concurrency for 100 tokens per request: 10.00x")
+    assert found.name == "GPU KV cache size"
+    assert "Maximum concurrency for" in found.note
+
+
+def test_older_names_and_versions_are_told():
+    assert "older name" in page("vllm:gpu_cache_usage_perc")
+    assert "inter_token_latency" in find("vllm:time_per_output_token_seconds_sum").name
+    assert "does not have" in page("vllm:request_num_preemptions", version="0.28.0")
+    assert "does not have" not in page("vllm:request_num_preemptions", version="0.33.0")
+    assert "--max-num-active-seqs" not in page("running", "vllm", "0.28.0")
+    assert "--max-num-active-seqs" in page("running", "vllm", "0.33.0")
+
+
+def test_the_gauge_of_one_batch_is_told_from_a_run_s_hit_rate():
+    assert "LAST prefill batch" in page("sglang:cache_hit_rate")
+
+
+def test_estimated_flop_is_no_occupancy():
+    assert "no measured occupancy" in " ".join(page("mfu").split())
+    assert "--enable-mfu-metrics" in page("vllm:estimated_flops_per_gpu_total")
+    text = " ".join(page("tensor_core").split())
+    assert "ncu" in text
+    assert "--enable-mfu-metrics" in text
+
+
+def test_a_misspelling_is_taken_for_the_word_and_nonsense_is_refused():
+    found = find("max-num-seq")
+    assert found.name == "--max-num-seqs"
+    assert "nothing is called" in found.note
+    with pytest.raises(BadInput) as refusal:
+        find("kv_usagee_percent_of")
+    assert "names no metric" in str(refusal.value)
+    assert nearest("tfft")[0] == "ttft"
+    with pytest.raises(BadInput, match="ttft"):
+        find("tfft")
+
+
+def test_a_flag_of_both_engines_says_so():
+    assert "--engine sglang" in page("--kv-cache-dtype", "vllm")
+    assert find("--kv-cache-dtype", "sglang").engine == "sglang"
+    assert "no such flag" in find("--max-num-seqs", "sglang").note
+
+
+# -- with a scenario
+
+
+@pytest.fixture(scope="module")
+def ttft_numbers():
+    return numbers(reference_source("vllm", 128, 256), find("ttft"))
+
+
+def test_numbers_of_the_reference(ttft_numbers):
+    base = ttft_numbers.base
+    assert (base.fits, base.demand, base.kv_cache_tokens) == (42, 128, 194_896)
+    assert 0.88 < base.queue_share < 0.99
+    text = render_numbers(ttft_numbers)
+    assert (
+        "42 requests of 4,608 tokens fit the KV cache of 194,896; 128 are in flight, so 86 wait"
+        in " ".join(text.split())
+    )
+    assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def tried(found, flag, after=None):
+    return next(t for t in found.tried if t.change.flag == flag and after in (None, t.change.after))
+
+
+def test_each_change_is_simulated(ttft_numbers):
+    base = ttft_numbers.base
+    assert "does nothing" in next(
+        line for line in render_numbers(ttft_numbers).splitlines() if "max-num-seqs 128 -> 256" in line
+    )
+    more = tried(ttft_numbers, "--gpu-memory-utilization", "0.92").outcome
+    assert more.fits > base.fits
+    assert more.figures["mean_ttft_ms"] < base.figures["mean_ttft_ms"]
+    shorter = tried(ttft_numbers, "--random-input-len").outcome
+    assert shorter.fits == 194_896 // (2048 + 512)
+    same = tried(ttft_numbers, "--max-model-len").outcome
+    assert same.figures == base.figures
+
+
+def test_a_flag_s_own_page_varies_that_flag_alone():
+    found = numbers(reference_source("vllm", 1, 4), find("max-num-batched-tokens"))
+    assert {t.change.flag for t in found.tried} == {"--max-num-batched-tokens"}
+    assert len(found.tried) >= 2
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_knobs_say_of_the_pool_is_what_the_account_says(engine):
+    """The directions that the pages give for the KV cache's size, against the memory account."""
+    from sim.explain.carry import account_of, changed
+
+    source = reference_source(engine, 128, 256)
+    scenario = source.build()
+    before = account_of(scenario).kv_pool_bytes / account_of(scenario).kv_bytes_per_token
+    checked = 0
+    for change in candidates(scenario, 42):
+        said = change.knob(engine).moves.get("kv_capacity")
+        if said is None or change.direction not in (change.knob(engine).change, "to"):
+            continue
+        account = account_of(changed(source, change.settings).build())
+        after = account.kv_pool_bytes / account.kv_bytes_per_token
+        # SGLang's fraction was given here, so what chunks reserve does not show.
+        if engine == "sglang" and change.flag == "--chunked-prefill-size":
+            continue
+        assert (after > before) == (said == "up"), change
+        checked += 1
+    assert checked >= 3
+
+
+def test_the_command_takes_unquoted_words_and_writes_json():
+    runner = CliRunner()
+    text = runner.invoke(explain, ["GPU", "KV", "cache", "size"], catch_exceptions=False)
+    assert text.output.startswith('"GPU KV cache size"')
+    done = runner.invoke(explain, ["ttft", *options(VLLM_128), "--json"], catch_exceptions=False)
+    document = json.loads(done.output)
+    assert document["class"] == "B"
+    assert document["scenario"]["fits"] == 42
+    assert document["scenario"]["wait"] == 86
+    assert document["moved_by"]["--gpu-memory-utilization"]["direction"] == "down"
+
+
+def test_the_scenario_decides_the_engine():
+    done = CliRunner().invoke(
+        explain, ["kv-cache-dtype", *options(SGLANG_128), "--json"], catch_exceptions=False
+    )
+    document = json.loads(done.output)
+    assert document["engine"] == "sglang"
+    assert document["scenario"]["changes"][0]["to"] == "fp8_e4m3"
