@@ -353,6 +353,42 @@ def test_data_parallel_engines_are_summed_and_their_imbalance_told(tmp_path):
     assert "1.50 times its share" in about(audit((run,)), "percentiles")
 
 
+def test_waiting_requests_beside_a_half_empty_pool_are_no_headroom(tmp_path):
+    def dump(waiting: int, usage: float) -> str:
+        return (
+            f'vllm:num_requests_running{{engine="0"}} 12\nvllm:num_requests_waiting{{engine="0"}} {waiting}\n'
+            f'vllm:kv_cache_usage_perc{{engine="0"}} {usage}\n'
+        )
+
+    told = about(audit(read(files(tmp_path, dump=dump(30, 0.2)))), "percentiles")
+    assert "30 waited and 12 ran at the scrape, KV use 20%" in told
+    assert "no headroom" in told
+    assert "waiting for KV cache" in about(audit(read(files(tmp_path, full=dump(30, 0.99)))), "percentiles")
+    assert "waiting" not in about(audit(read(files(tmp_path, idle=dump(0, 0.2)))), "percentiles")
+
+
+def test_more_concurrency_than_the_pool_admits_is_counted_in_whole_blocks():
+    run = report(
+        completed=768.0,
+        total_input_tokens=768 * 8000.0,
+        total_output_tokens=768 * 1000.0,
+        max_concurrency=300,
+        kv_given=300_000,
+    )
+    assert run.fits() == 300_000 // 9008
+    assert run.fits(of_output=0.5) == 300_000 // 8512
+    assert "33 of 300 fit in the KV cache" in about(audit((run,)), "capacity")
+
+
+def test_other_coefficients_are_another_prediction():
+    first = report(name="a", engine={"engine_version": "0.28.0", "model_sha": "aa"})
+    second = report(name="b", seed=2, engine={"engine_version": "0.33.0", "model_sha": "bb"})
+    (one,) = [f for f in audit((first, second)) if f.question == "dimensions"]
+    assert one.level == "stop"
+    assert "model_sha aa to bb" in one.evidence
+    assert "engine version 0.28.0 to 0.33.0" in one.evidence
+
+
 LOG = (
     "(EngineCore_DP0 pid=9) INFO 01-02 03:04:05 [core.py:1] Initializing a V1 LLM engine (v0.28.0) with "
     "config: model='m', max_seq_len=8192, quantization=None\n"

@@ -163,12 +163,12 @@ class Run:
             known = value if isinstance(value, int) else None
         return known or (1 if self.engine.get("engine") == "sglang" else DEFAULT_BLOCK)
 
-    def fits(self, *, prompt_only: bool = False) -> int | None:
-        """Requests of mean length that the pool holds: to their end, or at admission."""
+    def fits(self, *, of_output: float = 1.0) -> int | None:
+        """Requests of mean length that the pool holds with this share of their output: 1 to their end."""
         pool, length, out = self.kv_tokens, self.mean_tokens("input"), self.mean_tokens("output")
         if pool is None or length is None or out is None:
             return None
-        tokens = length + 1 if prompt_only else length + out
+        tokens = max(length + of_output * out, length + 1)
         blocks = -(-tokens // self.block_size)
         return int(pool // (blocks * self.block_size))
 
@@ -224,7 +224,7 @@ class Run:
         what fits to the end and what fits at admission; the rest of E2E is queue. None if all fit.
         """
         rate, e2e, ttft, flight = self.throughput, self.mean_e2e, self.get("mean_ttft_ms"), self.in_flight
-        full, prompt = self.fits(), self.fits(prompt_only=True)
+        full, prompt = self.fits(), self.fits(of_output=0.0)
         if not rate or e2e is None or not ttft or flight is None or not full or not prompt or flight <= full:
             return None
         shares = [(e2e - served / rate) / (ttft / 1e3) for served in (prompt, full)]

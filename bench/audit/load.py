@@ -260,7 +260,7 @@ def capacity(runs: Sequence[Run]) -> list[Finding]:
     findings = []
     for run in runs:
         findings += _hybrid(run)
-        full, prompt = run.fits(), run.fits(prompt_only=True)
+        full, half, prompt = run.fits(), run.fits(of_output=0.5), run.fits(of_output=0.0)
         cap = run.concurrency or (round(run.in_flight) if run.in_flight else None)
         if full is None or prompt is None or cap is None:
             findings += _unknown_capacity(run)
@@ -273,7 +273,8 @@ def capacity(runs: Sequence[Run]) -> list[Finding]:
                 Finding("capacity", "ok", "all requests fit the KV cache", text, "", "", (run.name,))
             )
             continue
-        evidence += f" to their end ({prompt} at admission); {cap} are in flight, so {cap - full} wait"
+        evidence += f" to their end ({half} on average, {prompt} at admission)"
+        evidence += f"; {cap} are in flight, so {cap - full} wait"
         findings.append(
             Finding(
                 "capacity",

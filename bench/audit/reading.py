@@ -49,7 +49,7 @@ _CLIENT_KEYS = (
     "ready_check_timeout_sec",
     "ignore_eos",
 )
-_ENGINE_KEYS = ("engine", "engine_version", "model", "gpu", "gpu_count")
+_ENGINE_KEYS = ("engine", "engine_version", "model", "gpu", "gpu_count", "model_sha", "step_time_sha")
 # Arguments that a log resolves and that change what is measured.
 _LOGGED = (
     "max_model_len",
