@@ -113,6 +113,7 @@ def _document(found: Found, engine: EngineName, version: str, counted: Numbers |
             "peak_running": base.peak_running,
             "preemptions": base.preemptions,
             "queue_share_of_ttft": base.queue_share,
+            "cause": base.cause,
             "figures": dict(base.figures),
             "changes": [
                 {

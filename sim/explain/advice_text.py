@@ -36,6 +36,7 @@ def render(
     lines += row("Note", found.goal_note)
     lines += row("Fits", fit_sentence(found.base))
     lines += row("TTFT", ttft_sentence(found.base))
+    lines += row("Why", found.base.cause)
     shown = found.ranked[:limit]
     if not shown:
         lines += ["", "No flag change on the GPUs at hand helps."]

@@ -133,6 +133,7 @@ def render(found: Numbers) -> str:
     lines = [head + (f" x {scenario.gpu_count}" if scenario.gpu_count > 1 else "")]
     lines += row("Fits", fit_sentence(base))
     lines += row("TTFT", ttft_sentence(base))
+    lines += row("Why", base.cause)
     figures = base.figures
     parts = [
         f"{label} {figures[key]:,.4g} {unit}"

@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 
 from sim.compare import figure
+from sim.planning.mechanism import queue_cause
+from sim.planning.outcome import boil_down
 from sim.results import BenchResult, RequestRecords
 from sim.scenario import Scenario
 from sim.simulate import SimResult, simulate
@@ -39,6 +41,8 @@ class Outcome:
         demand: requests in flight that the load asks for at its height.
         preemptions: over the run.
         queue_share: part of mean TTFT (as a client measures it) that is queue, 0..1; None if unknown.
+        parts: mean parts of TTFT [ms].
+        cause: what kept requests waiting, in words.
         gpus: of the deployment.
         state: of `sim.regime.Regime`.
         result: the whole prediction.
@@ -54,6 +58,7 @@ class Outcome:
     preemptions: int
     queue_share: float | None
     parts: Mapping[str, float]
+    cause: str
     gpus: int
     state: str
     result: BenchResult
@@ -93,6 +98,7 @@ def evaluate(scenario: Scenario, step_time: StepTimeModel | None = None) -> Outc
         preemptions=int(result.server.get("num_preemptions") or 0),
         queue_share=_queue_share(result),
         parts=_parts(result),
+        cause=queue_cause(boil_down(scenario, outcome)).text,
         gpus=scenario.gpu_count,
         state=str(result.extra["regime"]["state"]),
         result=result,
