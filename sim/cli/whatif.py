@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
 from sim.errors import BadInput
+
+if TYPE_CHECKING:
+    from sim.planning.jobs import Job, Runner
+    from sim.planning.outcome import Outcome
+
+FEW_RUNS = 8  # so few that starting other processes takes longer
 
 
 @click.command()
@@ -25,6 +34,12 @@ from sim.errors import BadInput
 @click.option("--explain", "explained", is_flag=True, help="Say what moved, and through which mechanism.")
 @click.option("--fresh", is_flag=True, help="Start every point of a load setting with an empty prefix cache.")
 @click.option("--keep-prompts", is_flag=True, help="Keep --num-prompts as it is when max-concurrency varies.")
+@click.option("--out", metavar="FILE", help="Stream results to this JSONL file; the same command resumes.")
+@click.option("--jobs", metavar="N", help="Processes.  [default: all cores for 8 runs or more]")
+@click.option("--backend", metavar="NAME", default="loky", help="Where to run: loky, dask or ray.")
+@click.option(
+    "--address", metavar="HOST:PORT", help="Dask scheduler or Ray head; without it a local cluster."
+)
 @click.option("--yes", is_flag=True, help="Run even a large number of points.")
 @click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write every point and its outcomes as JSON.")
@@ -39,6 +54,10 @@ def whatif(
     explained: bool,
     fresh: bool,
     keep_prompts: bool,
+    out: str | None,
+    jobs: str | None,
+    backend: str,
+    address: str | None,
     yes: bool,
     profile: Path | None,
     json_to: str | None,
@@ -52,7 +71,7 @@ def whatif(
     One setting at a time, all others locked; the same requests at every point, under several seeds.
     """
     from sim.cli.predict import check_outputs, step_time_from
-    from sim.planning.jobs import run_serially
+    from sim.planning.parallel import Sweep
     from sim.planning.vary import parse_vary
     from sim.planning.whatif import MAX_POINTS, count_points, what_if
     from sim.planning.whatif_text import render_whatif, table_rows
@@ -64,10 +83,18 @@ def whatif(
     total = count_points(dimensions, grid)
     if total > MAX_POINTS and not yes:
         raise BadInput("--vary", None, f"{total} points; confirm more than {MAX_POINTS} with --yes")
+    few = total * replications < FEW_RUNS and backend == "loky"
+    sweep = Sweep(
+        backend=backend,
+        address=address,
+        workers=whole("--jobs", jobs) if jobs is not None else 1 if few else None,
+        out=out,
+        progress=show_progress,
+    )
     answer = what_if(
         inputs.source(),
         dimensions,
-        run_serially,
+        interruptible(sweep, out),
         grid=grid,
         replications=replications,
         fresh=fresh,
@@ -88,6 +115,29 @@ def whatif(
 
         plot_whatif(answer, plot)
         click.echo(f"picture: {plot}", err=True)
+
+
+def interruptible(runner: Runner, out: str | None) -> Runner:
+    """The runner, with a word on what an interrupt left behind."""
+
+    def run(jobs: Sequence[Job]) -> list[Outcome]:
+        try:
+            return runner(jobs)
+        except KeyboardInterrupt:
+            kept = f"finished runs are in {out}; the same command goes on" if out else "nothing was kept"
+            click.echo(f"\ninterrupted: {kept}", err=True)
+            raise click.exceptions.Exit(130) from None
+
+    return run
+
+
+def show_progress(done: int, total: int, left: float) -> None:
+    """Progress on standard error: a running line on a terminal, a line every tenth elsewhere."""
+    text = f"{done}/{total} runs, {left:.0f} s left"
+    if sys.stderr.isatty():
+        click.echo(f"\r{text:<40}" + ("\n" if done == total else ""), err=True, nl=False)
+    elif total >= FEW_RUNS and done % max(1, total // 10) == 0:
+        click.echo(text, err=True)
 
 
 def whole(flag: str, text: str, low: int = 1) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +14,7 @@ from sim.errors import BadInput
 
 BACKENDS = ("loky", "dask", "ray")
 ANSWER_WITHIN = 5.0  # seconds until an address counts as unreachable
+JOIN_WITHIN = 20.0  # a Ray head that is there lets a client in within seconds
 _PORTS = {"dask": 8786, "ray": 10001}
 _ADDRESS = re.compile(r"(?:[a-z]+://)?(\[[0-9a-fA-F:]+\]|[^:/\s]+)(?::(\d+))?/?")
 
@@ -73,12 +75,16 @@ def _dask(address: str | None, count: int) -> Iterator[dict[str, Any]]:
             cluster = distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
         where = cluster if cluster is not None else _with_scheme(address, "tcp")
         client = distributed.Client(where, timeout=ANSWER_WITHIN)
-    except (OSError, TimeoutError, ValueError) as error:
+    except Exception as error:  # whatever a stranger at that port may answer
         if cluster is not None:
             cluster.close()
-        raise BadInput("--address", address, f"is no Dask scheduler ({error})") from None
+        raise BadInput("--address", address, f"is no Dask scheduler ({_one_line(error)})") from None
+    from joblib import parallel_config
+
     try:
-        yield {"n_jobs": -1, "backend": "dask"}
+        # Only the context manager knows the backend by name before it was ever used.
+        with parallel_config(backend="dask"):
+            yield {"n_jobs": -1}
     finally:
         client.close()
         if cluster is not None:
@@ -92,6 +98,7 @@ def _ray(address: str | None, count: int) -> Iterator[dict[str, Any]]:
         from ray.util.joblib import register_ray
     except ImportError:
         raise BadInput("--backend", "ray", "is not installed: pip install 'servecast[ray]'") from None
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     started = not ray.is_initialized()
     if started:
         quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
@@ -99,15 +106,46 @@ def _ray(address: str | None, count: int) -> Iterator[dict[str, Any]]:
             if address is None:
                 ray.init(num_cpus=count, **quiet)
             else:
-                ray.init(address=address, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, OSError, ValueError, RuntimeError) as error:
-            raise BadInput("--address", address, f"is no Ray head ({str(error).splitlines()[0]})") from None
+                _within(
+                    JOIN_WITHIN,
+                    lambda: ray.init(address=address, log_to_driver=False, configure_logging=False),
+                )
+        except Exception as error:  # whatever a stranger at that port may answer
+            raise BadInput("--address", address, f"is no Ray head ({_one_line(error)})") from None
     register_ray()
     try:
         yield {"n_jobs": count if address is None else -1, "backend": "ray"}
     finally:
         if started:
             ray.shutdown()
+
+
+def _within(seconds: float, call: Callable[[], object]) -> None:
+    """Run `call` for at most so long; what still hangs then is left to a daemon thread.
+
+    Raises:
+        TimeoutError, or what `call` raises.
+    """
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    if raised:
+        raise raised[0]
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _with_scheme(address: str | None, scheme: str) -> str:

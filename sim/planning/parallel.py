@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from sim.planning.jobs import Job, run_job
 from sim.planning.outcome import Outcome
 from sim.planning.results_file import ResultsFile
 
-MAX_BREAKS = 3  # pools in a row that break without one result, before jobs are run one by one
+MAX_BREAKS = 2  # pools in a row that break without one result, before jobs are run one by one
 CHUNK = 8  # jobs per worker between results, for backends that cannot hand them over one by one
 
 RunJob = Callable[[Job], Outcome]
@@ -114,7 +115,7 @@ def _stream(run: RunJob, jobs: Sequence[Job], arguments: dict[str, Any]) -> Iter
     try:
         parallel = Parallel(return_as="generator_unordered", batch_size=1, **arguments)
     except ValueError:
-        size = CHUNK * max(1, int(arguments["n_jobs"]))
+        size = CHUNK * (os.cpu_count() or 1)
         for i in range(0, len(jobs), size):
             yield from Parallel(**arguments)(delayed(_keyed)(run, job) for job in jobs[i : i + size])
         return

@@ -1,0 +1,202 @@
+"""Sweeps: nothing lost, nothing twice, whatever dies on the way."""
+
+import importlib.util
+import json
+import os
+import signal
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from joblib.externals.loky.process_executor import BrokenProcessPool
+
+from sim.build import read_source
+from sim.errors import BadInput
+from sim.planning import parallel
+from sim.planning.backends import backend, check_address
+from sim.planning.jobs import Job, run_job
+from sim.planning.outcome import Outcome
+from sim.planning.parallel import Sweep
+from sim.planning.results_file import ResultsFile, fingerprint
+
+SERVE = "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 1024 --max-num-seqs 8"
+BENCH = (
+    "vllm bench serve --dataset-name random --random-input-len 64 --random-output-len 4 "
+    "--random-range-ratio 0.5 --request-rate 20 --num-prompts 5"
+)
+
+
+def jobs(count):
+    base = read_source(serve=SERVE, bench=BENCH, gpu="L4").build()
+    return [
+        Job(f"point {i}", replace(base, seed=i, workload=replace(base.workload, seed=i)))
+        for i in range(count)
+    ]
+
+
+def constant(job):
+    """A job that costs nothing."""
+    return Outcome(figures={"seed": job.scenario.seed})
+
+
+def kill_own_worker_once(marker, job):
+    """The third job takes its worker down the first time it runs."""
+    if job.scenario.seed == 2:
+        try:
+            os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            pass
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return constant(job)
+
+
+def kill_own_worker(job):
+    """The third job takes down every worker that it runs on."""
+    if job.scenario.seed == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return constant(job)
+
+
+class Interrupted(Exception):
+    """Stands for Ctrl-C."""
+
+
+def interrupt_at(seed):
+    def run(job):
+        if job.scenario.seed == seed:
+            raise Interrupted
+        return constant(job)
+
+    return run
+
+
+def keys(path):
+    return [json.loads(line)["key"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_results_come_in_the_order_of_the_jobs_and_as_they_would_alone():
+    work = jobs(4)
+    assert Sweep(workers=2)(work) == [run_job(job) for job in work]
+
+
+@pytest.mark.filterwarnings("ignore:A worker stopped")
+def test_a_killed_worker_costs_no_result(tmp_path):
+    out = tmp_path / "sweep.jsonl"
+    found = Sweep(workers=2, out=out, run=partial(kill_own_worker_once, tmp_path / "killed"))(jobs(8))
+    assert (tmp_path / "killed").exists()
+    assert [o.figures["seed"] for o in found] == list(range(8))
+    assert keys(out) == [f"point {i}" for i in range(8)]
+
+
+@pytest.mark.filterwarnings("ignore:A worker stopped")
+def test_a_job_that_kills_every_worker_fails_alone(monkeypatch):
+    def always_breaks(*args):
+        raise BrokenProcessPool
+        yield
+
+    monkeypatch.setattr(parallel, "_stream", always_breaks)
+    found = Sweep(workers=2, run=kill_own_worker)(jobs(3)[1:])
+    assert [o.failure is not None for o in found] == [False, True]
+    assert "worker died" in found[1].failure
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
+    out, whole = tmp_path / "sweep.jsonl", tmp_path / "whole.jsonl"
+    work = jobs(6)
+    with pytest.raises(Interrupted):
+        Sweep(workers=1, out=out, run=interrupt_at(3))(work)
+    assert len(keys(out)) == 3
+    ran = []
+    Sweep(workers=1, out=out, run=lambda job: ran.append(job.key) or constant(job))(work)
+    assert ran == ["point 3", "point 4", "point 5"]
+    Sweep(workers=1, out=whole, run=constant)(work)
+    assert out.read_bytes() == whole.read_bytes()
+
+
+def test_half_a_line_is_dropped_and_run_again(tmp_path):
+    out = tmp_path / "sweep.jsonl"
+    work = jobs(3)
+    Sweep(workers=1, out=out, run=constant)(work)
+    data = out.read_bytes()
+    out.write_bytes(data[:-10])
+    assert len(ResultsFile(out).done(work)) == 2
+    Sweep(workers=1, out=out, run=constant)(work)
+    assert out.read_bytes() == data
+
+
+def test_order_of_arrival_does_not_show(tmp_path):
+    work = jobs(4)
+    file = ResultsFile(tmp_path / "a.jsonl")
+    for job in reversed(work):
+        file.append(job, constant(job))
+        file.append(job, Outcome(failure="a second result of the same job"))
+    file.finish(work)
+    Sweep(workers=1, out=tmp_path / "b.jsonl", run=constant)(work)
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
+def test_results_of_other_settings_are_refused(tmp_path):
+    out = tmp_path / "sweep.jsonl"
+    work = jobs(2)
+    Sweep(workers=1, out=out, run=constant)(work)
+    other = [replace(work[0], scenario=replace(work[0].scenario, seed=99)), work[1]]
+    with pytest.raises(BadInput, match="other settings"):
+        Sweep(workers=1, out=out, run=constant)(other)
+    assert fingerprint(work[0]) != fingerprint(other[0])
+
+
+def test_a_file_of_something_else_is_refused_by_line(tmp_path):
+    out = tmp_path / "notes.txt"
+    out.write_text('{"key": "a"}\n', encoding="utf-8")
+    with pytest.raises(BadInput, match="line 1"):
+        Sweep(out=out)
+    with pytest.raises(BadInput, match="folder"):
+        Sweep(out=tmp_path / "none" / "sweep.jsonl")
+
+
+def test_two_jobs_of_one_name_are_refused():
+    work = jobs(1)
+    with pytest.raises(BadInput, match="same name"):
+        Sweep(run=constant)([*work, *work])
+
+
+def test_progress_tells_what_is_left():
+    told = []
+    Sweep(workers=1, run=constant, progress=lambda *args: told.append(args))(jobs(3))
+    assert [(done, total) for done, total, _ in told] == [(1, 3), (2, 3), (3, 3)]
+    assert told[-1][2] == 0.0
+
+
+def test_unreachable_addresses_are_told():
+    for name in ("dask", "ray"):
+        with pytest.raises(BadInput, match=r"answers at 127\.0\.0\.1:9"):
+            check_address(name, "127.0.0.1:9")
+        with pytest.raises(BadInput, match="HOST:PORT"):
+            check_address(name, "no such place")
+
+
+@pytest.mark.parametrize(("name", "address"), [("spark", None), ("loky", "localhost:1")])
+def test_backends_that_make_no_sense(name, address):
+    with pytest.raises(BadInput), backend(name, address):
+        pass
+
+
+@pytest.mark.parametrize("name", ["dask", "ray"])
+def test_a_cluster_gives_the_same_file(name, tmp_path):
+    library = {"dask": "distributed", "ray": "ray"}[name]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed (extra {name})")
+    work = jobs(4)
+    Sweep(workers=1, out=tmp_path / "here.jsonl")(work)
+    Sweep(workers=2, backend=name, out=tmp_path / "there.jsonl")(work)
+    assert (tmp_path / "here.jsonl").read_bytes() == (tmp_path / "there.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["dask", "ray"])
+def test_a_missing_extra_is_named(name):
+    library = {"dask": "distributed", "ray": "ray"}[name]
+    if importlib.util.find_spec(library) is not None:
+        pytest.skip(f"{library} is installed")
+    with pytest.raises(BadInput, match=f"servecast.{name}"), backend(name):
+        pass
