@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from sim.engines.base import Leaping, QueueState, StepPlan, StepResult, StepShape, decodes
+from sim.engines.base import Leaping, QueueState, StepPlan, StepResult, StepShape, decodes, new_tuple
 from sim.engines.glue import Limits
 from sim.pricing import DecodePrices, Line, Price
 from sim.recorder import Recorder
@@ -124,7 +124,7 @@ class LeapingReplica(Replica):
                 shape = plan.shape()
                 self._note_plan(plan, now)
                 price = self._prices.price(shape)
-                now += price.host_before
+                now += price[3]
                 if plan.kind != "idle":
                     in_flight.append(self._launch_at(price, plan, shape, now))
                     if len(in_flight) < depth:
@@ -150,23 +150,25 @@ class LeapingReplica(Replica):
 
     def _launch_at(self, price: Price, plan: StepPlan, shape: StepShape, now: float) -> InFlight:
         """`_launch` with the price at hand."""
-        usage, free = self.usage, self._device_free
-        start = free
-        if now > free:
+        seconds, resource, out_of_range, _, host_after = price
+        usage, start = self.usage, self._device_free
+        device = usage.device
+        if now > start:
+            add_time(device, "host", now - start)
             start = now
-            add_time(usage.device, "host", now - free)
-        seconds = self._throttle.seconds(shape, start, price.seconds)
+        if shape.num_prefill_seqs:
+            seconds = self._throttle.seconds(shape, start, seconds)
         end = self._device_free = start + seconds
-        if price.resource is not None:
-            add_time(usage.device, price.resource, seconds)
+        if resource is not None:
+            device[resource] = device.get(resource, 0.0) + seconds
         usage.steps += 1
         if self._state.num_waiting and (reason := self._kept_out(shape)):
             add_time(usage.waiting, reason, seconds)
-        if price.reason is not None:
-            usage.out_of_range[price.reason] = usage.out_of_range.get(price.reason, 0) + 1
+        if out_of_range is not None:
+            usage.out_of_range[out_of_range] = usage.out_of_range.get(out_of_range, 0) + 1
         self._idle_calls = 0
         self._tokens_since_output += shape.num_tokens
-        return InFlight(plan, shape, start, end, price.host_after)
+        return new_tuple(InFlight, (plan, shape, start, end, host_after))
 
     def _deliver(self, step: InFlight, result: StepResult, now: float) -> None:
         recorder = self._recorder

@@ -30,14 +30,8 @@ class Line(NamedTuple):
     host_after: float
 
 
-class Price(NamedTuple):
-    """Device time of a step [s], and what `Line` has besides."""
-
-    seconds: float
-    resource: str | None
-    reason: str | None
-    host_before: float
-    host_after: float
+Price = tuple[float, str | None, str | None, float, float]
+"""Device time of a step [s]; then as of `Line`: resource, reason, host_before, host_after."""
 
 
 class DecodePrices:
@@ -56,13 +50,11 @@ class DecodePrices:
 
     def price(self, shape: StepShape) -> Price:
         """What any step costs."""
-        decodes = shape.num_decode_seqs
-        if decodes and decodes == shape.num_sampled and not shape.num_prefill_seqs:
+        _, _, prefill_seqs, decodes, _, _, context, sampled = shape
+        if decodes and decodes == sampled and not prefill_seqs:
             intercept, slope, _, _, resource, reason, before, after = self.line(shape)
-            return Price(intercept + slope * shape.decode_context, resource, reason, before, after)
-        seconds, resource = self._price(shape)
-        reason, before, after = self._constants(shape)
-        return Price(seconds, resource, reason, before, after)
+            return intercept + slope * context, resource, reason, before, after
+        return *self._price(shape), *self._constants(shape)
 
     def line(self, shape: StepShape) -> Line:
         """The line of this batch (decodes alone, all sampled); it holds for the batch's context at least."""

@@ -94,6 +94,7 @@ class Recorder:
         self._prompt_len, self._output_len = array("q"), array("q")
         self._cached, self._preemptions = array("q"), array("q")
         self._status = bytearray()
+        self._num_sent = 0
         self._group: dict[Track, None] = {}
         self._ended: list[Track] = []
         self._emissions = 0
@@ -106,19 +107,29 @@ class Recorder:
 
     # -- a request's way in and out ------------------------------------------------------------------------
 
+    def expect(self, requests: int) -> None:
+        """Make room for that many."""
+        for column in (self._sent, self._at_engine, self._first_scheduled, self._first_result):
+            column.extend([NAN] * requests)
+        for column in (self._first_token, self._last_token):
+            column.extend([NAN] * requests)
+        for counts, unknown in (
+            (self._prompt_len, 0),
+            (self._output_len, 0),
+            (self._cached, -1),
+            (self._preemptions, 0),
+        ):
+            counts.extend([unknown] * requests)
+        self._status.extend(bytes(requests))
+
     def sent(self, request: Request, now: float, at_engine: float) -> None:
         """The client sends a request now; it will have passed the front end at `at_engine`."""
-        row = len(self._status)
+        row = self._num_sent
+        self._num_sent = row + 1
         self.tracks[request.request_id] = Track(request, row)
-        self._sent.append(now)
-        self._at_engine.append(at_engine)
-        for column in (self._first_scheduled, self._first_result, self._first_token, self._last_token):
-            column.append(NAN)
-        self._prompt_len.append(request.prompt_len)
-        self._output_len.append(0)
-        self._cached.append(-1)
-        self._preemptions.append(0)
-        self._status.append(0)
+        self._sent[row] = now
+        self._at_engine[row] = at_engine
+        self._prompt_len[row] = request.prompt_len
 
     def admitted(self, request_id: str, hit: int, now: float) -> bool:
         """A scheduling call lets a request run, with that prefix hit. Returns whether it is the first one."""

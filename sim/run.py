@@ -101,6 +101,7 @@ def _send(
     max_concurrency: int | None,
 ) -> None:
     """Run until the last of `requests` is answered."""
+    recorder.expect(len(requests))
     plan = replica.plan if isinstance(replica, LeapingReplica) else None
     client = Client(env, requests, replica.submit, max_concurrency, plan)
     replica.on_delivered = client.delivered

@@ -20,6 +20,8 @@ from sim.engines.sglang.scheduler import Batch, InFlightBatch, SglangScheduler
 from sim.engines.sglang.stuck import out_of_memory
 from sim.request import Request
 
+ROUNDING = 1e-6  # tokens; more than a sum of reserves can be off
+
 
 def can_leap(config: SglangSchedulerConfig) -> bool:
     """Whether `LeapingSglangScheduler` may stand in for the plain one.
@@ -65,8 +67,11 @@ class LeapingSglangScheduler(SglangScheduler):
         super().__init__(config)
         self._crowd: Crowd[ParkedRequest] = Crowd(config.page_size)
         self._tail: list[ParkedRequest] = []
+        self._ended: list[ParkedRequest] = []
         self._fresh = False
         self._some_finished = False
+        self._long = False
+        self._left_of_crowd = 0
         self._round = 0  # the latest decode round launched, counted from 1
         self._known_round = 0  # the latest one whose result was processed
 
@@ -142,17 +147,24 @@ class LeapingSglangScheduler(SglangScheduler):
                     req.num_output_tokens = req.outputs + known
             return super()._new_adder(running)
         ratio = self.ratio.current
-        left = [
-            req.max_new_tokens - (req.outputs + known if req.parked else req.num_output_tokens)
-            for req in _own(running)
-        ]
-        reserve = sum([min(tokens, CLIP_MAX_NEW_TOKENS) * ratio for tokens in left])
+        left = self._left_of_crowd - self._crowd.size * known
+        for req in (*self._tail, *self._ended):
+            left += req.max_new_tokens - req.num_output_tokens
+        reserve = left * ratio
+        if self._long or abs(reserve - round(reserve)) < ROUNDING:
+            # The engine adds the reserves up one by one, and compares the sum with whole tokens.
+            each = [
+                req.max_new_tokens - (req.outputs + known if req.parked else req.num_output_tokens)
+                for req in _own(running)
+            ]
+            reserve = sum([min(tokens, CLIP_MAX_NEW_TOKENS) * ratio for tokens in each])
         return PrefillAdder(self.config, self.pool, running, ratio, reserve)
 
     def _drop_finished(self, running: Batch) -> bool:
         if not self._some_finished:
             return False
         self._some_finished = False
+        self._ended.clear()
         self._tail = [req for req in self._tail if not req.finished]
         return running.drop_finished()
 
@@ -201,7 +213,7 @@ class LeapingSglangScheduler(SglangScheduler):
         if plan.kind == "idle" or not isinstance(flight, DecodeInFlight) or flight.plan is not plan:
             return super().update(plan)
         self._in_flight.popleft()
-        result = StepResult(regrouped=flight.regrouped)
+        result = StepResult([], [], [], flight.regrouped)
         number = self._known_round = flight.round
         for req in self._crowd.ends.pop(number, ()):
             if req.parked and req.end_round == number and req.since <= number:
@@ -226,6 +238,7 @@ class LeapingSglangScheduler(SglangScheduler):
     def _end(self, req: ParkedRequest, number: int, result: StepResult) -> None:
         """The result of that round ends a parked request."""
         self._unpark(req, number)
+        self._ended.append(req)
         self._finish_if_done(req, result)
 
     def _finish_if_done(self, req: LiveRequest, result: StepResult) -> None:
@@ -243,6 +256,7 @@ class LeapingSglangScheduler(SglangScheduler):
     # -- in and out of the crowd --------------------------------------------------------------------------
 
     def _new_request(self, request: Request, max_new_tokens: int) -> LiveRequest:
+        self._long |= max_new_tokens > CLIP_MAX_NEW_TOKENS
         return ParkedRequest(request, max_new_tokens)
 
     def _park(self) -> None:
@@ -260,6 +274,7 @@ class LeapingSglangScheduler(SglangScheduler):
             if req.request.stop_after is not None and req.request.stop_after > req.num_output_tokens:
                 last = min(last, req.request.stop_after)
             req.end_round = last - req.outputs
+            self._left_of_crowd += req.max_new_tokens - req.outputs
             crowd.join(req.anchor)
             crowd.expect_end(req.end_round, req)
         self._tail = [req for req in self._tail if req.finished]
@@ -270,6 +285,7 @@ class LeapingSglangScheduler(SglangScheduler):
         req.parked = False
         req.kv = req.anchor + self._round
         req.num_output_tokens = req.outputs + result_round
+        self._left_of_crowd -= req.max_new_tokens - req.outputs
         self._crowd.leave(req.anchor)
 
     def _unpark_all(self, running: Batch) -> None:

@@ -83,7 +83,7 @@ class SglangScheduler:
         self._last_prefill: Batch | None = None
         self._chunked: LiveRequest | None = None
         self._in_flight: deque[InFlightBatch] = deque()
-        self._free_slots = config.request_slots
+        self._slots = self._free_slots = config.request_slots
         self._step = 0
         self._entries = 0
         self._decode_rounds = 0
@@ -181,12 +181,8 @@ class SglangScheduler:
     def queue_state(self) -> QueueState:
         """Requests with a slot, requests waiting, and the KV that requests hold."""
         pool = self.pool
-        return QueueState(
-            num_running=self.config.request_slots - self._free_slots,
-            num_waiting=len(self._waiting),
-            kv_used_tokens=pool.total - pool.available - pool.evictable,
-            kv_total_tokens=pool.total,
-        )
+        held = pool.total - pool.available - pool.evictable
+        return QueueState(self._slots - self._free_slots, len(self._waiting), held, pool.total)
 
     def running_ids(self) -> Sequence[str]:
         """The running list; a prefill joins it one call later, and during a mixed batch it is empty."""
@@ -372,7 +368,7 @@ class SglangScheduler:
 
     def _allocatable(self) -> int:
         """Requests that may still be admitted; finished but unfiltered ones count as running."""
-        return min(self.config.request_slots - len(self._running.reqs), self._free_slots)
+        return min(self._slots - len(self._running.reqs), self._free_slots)
 
     def _leave_running(self, victims: Sequence[LiveRequest], plan: StepPlan) -> None:
         """Free the slots of retracted or preempted requests."""

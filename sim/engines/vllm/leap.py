@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import cast
 
 from sim.engines.base import FinishReason, ScheduledChunk, StepPlan, StepResult, StepShape, decodes
 from sim.engines.crowd import Crowd
@@ -131,7 +132,7 @@ class LeapingVllmScheduler(VllmScheduler):
         call = self._num_steps
         self._num_steps = call + 1
         crowd = self._crowd
-        plan = StepPlan(call, "mixed")
+        plan = StepPlan(call, "mixed", [], [], [])
         batch: list[EngineRequest] = []
         if self._is_async and call - 1 in crowd.ends:
             self._leave_at_limit(call)
@@ -160,12 +161,12 @@ class LeapingVllmScheduler(VllmScheduler):
             self._blocked = (
                 len(batch) == before and len(self.waiting) > 0 and not self.waiting.peek().num_stale_results
             )
-        for request, chunk in zip(batch, plan.scheduled, strict=True):
-            assert isinstance(request, ParkedRequest)
-            if chunk.samples:
-                self._fresh.append(request)
-            else:
-                self._partial = request
+        if batch:
+            for request, chunk in zip(_own(batch), plan.scheduled, strict=True):
+                if chunk.samples:
+                    self._fresh.append(request)
+                else:
+                    self._partial = request
         if batch or plan.crowd:
             self._in_flight.append((plan, batch))
         else:
@@ -178,7 +179,7 @@ class LeapingVllmScheduler(VllmScheduler):
 
     def update(self, plan: StepPlan) -> StepResult:
         """Process the result of a plan; see `VllmScheduler`."""
-        result = StepResult()
+        result = StepResult([], [], [])
         if plan.kind == "idle":
             return result
         expected, batch = self._in_flight.popleft()
@@ -192,15 +193,15 @@ class LeapingVllmScheduler(VllmScheduler):
             for parked in ending:
                 if parked.anchor is not None and parked.end_call == call and parked.since <= call:
                     self._end(parked, result)
-        for request, chunk in zip(batch, plan.scheduled, strict=True):
-            assert isinstance(request, ParkedRequest)
-            if request.anchor is None:
-                self._take_result(request, chunk, result)
-                continue
-            known = request.anchor + call + 1 - request.num_prompt_tokens
-            result.new_tokens.append((request.request_id, known))
-            if request.end_call == call:
-                self._end(request, result)
+        if batch:
+            for request, chunk in zip(_own(batch), plan.scheduled, strict=True):
+                if request.anchor is None:
+                    self._take_result(request, chunk, result)
+                    continue
+                known = request.anchor + call + 1 - request.num_prompt_tokens
+                result.new_tokens.append((request.request_id, known))
+                if request.end_call == call:
+                    self._end(request, result)
         if result.finished:
             self._blocked = False
             self._finished_unannounced = True
@@ -317,3 +318,8 @@ class LeapingVllmScheduler(VllmScheduler):
                     plan.scheduled.insert(0, chunk)
                     batch.insert(0, victim)
         return super()._preempt()
+
+
+def _own(batch: list[EngineRequest]) -> list[ParkedRequest]:
+    """This scheduler makes no others."""
+    return cast("list[ParkedRequest]", batch)

@@ -13,7 +13,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from sim.engines.base import FinishReason, Leaping, QueueState, ScheduledChunk, StepPlan, StepResult
+from sim.engines.base import (
+    FinishReason,
+    Leaping,
+    QueueState,
+    ScheduledChunk,
+    StepPlan,
+    StepResult,
+    new_tuple,
+)
 from sim.engines.vllm.block_pool import BlockPool, CountingBlockPool, PrefixCachingBlockPool
 from sim.engines.vllm.config import VllmSchedulerConfig
 from sim.engines.vllm.queue import FcfsQueue, PriorityQueue, WaitingQueue
@@ -22,8 +30,6 @@ from sim.errors import BadInput, EngineStuck
 from sim.request import Request
 
 __all__ = ["VllmScheduler", "VllmSchedulerConfig"]
-
-_new_tuple = tuple.__new__  # a named tuple's own constructor takes twice as long, once per token
 
 
 class VllmScheduler:
@@ -88,7 +94,8 @@ class VllmScheduler:
         """Queue lengths and KV occupancy now."""
         size = self.config.block_size
         used = self._num_usable_blocks - self.block_pool.num_free_blocks
-        return QueueState(len(self.running), len(self.waiting), used * size, self._num_usable_blocks * size)
+        held, total = used * size, self._num_usable_blocks * size
+        return new_tuple(QueueState, (len(self.running), len(self.waiting), held, total))
 
     def running_ids(self) -> Sequence[str]:
         """Ids in the running list, in its order."""
@@ -280,7 +287,7 @@ class VllmScheduler:
         if samples:
             request.num_output_placeholders += self._placeholders_per_step
         batch.append(request)
-        plan.scheduled.append(_new_tuple(ScheduledChunk, (request.request, start, num_new, samples)))
+        plan.scheduled.append(new_tuple(ScheduledChunk, (request.request, start, num_new, samples)))
 
     def _replace_placeholder(self, request: EngineRequest) -> None:
         """A token that was in flight is known now, and may have completed a block."""
