@@ -160,9 +160,9 @@ def report(**changes: object) -> Run:
         if key in ("name", "engine", "kv_given", "view", "paired"):
             continue
         target = figures if isinstance(value, float) and key != "request_rate" else settings
-        target[key] = value  # type: ignore[assignment]
+        target[key] = value
     name, engine, pool = changes.get("name", "r"), changes.get("engine", {}), changes.get("kv_given", 100_000)
-    return Run(str(name), figures=figures, settings=settings, engine=engine, kv_given=pool)  # type: ignore[arg-type]
+    return Run(str(name), figures=figures, settings=settings, engine=engine, kv_given=pool)
 
 
 def test_a_clean_pair_is_comparable():

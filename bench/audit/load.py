@@ -247,10 +247,11 @@ def _overloaded(run: Run) -> bool:
 
 def _closed(run: Run, share: str) -> Finding:
     if run.concurrency is None:
-        title, level = "all requests at once", "note"
+        title = "all requests at once"
+        level: Level = "note"
         if run.settings.get("request_rate") is None:
             title, level = "rate and cap are not known", "unknown"
-        return Finding("saturated", level, title, run.label, share, "", (run.name,))  # type: ignore[arg-type]
+        return Finding("saturated", level, title, run.label, share, "", (run.name,))
     text = f"{run.label}: a closed loop cannot outrun the server; TTFT holds for this concurrency only"
     return Finding("saturated", "note", "closed loop", text, share, "", (run.name,))
 

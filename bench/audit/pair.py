@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.audit.facts import Run
-from bench.audit.finding import Finding
+from bench.audit.finding import Finding, Level
 from sim.results_io.fields import UNIT_SLACK
 
 OTHER = 0.05  # tokens that the server counted beyond those of the report
@@ -209,6 +209,7 @@ def dimensions(runs: Sequence[Run]) -> list[Finding]:
     title = f"{len(said)} things changed" if len(said) > 1 else "one thing changed"
     real = [key for key in load if key not in SAMPLE]
     mixed = bool(engine) and (len(engine) > 1 or bool(real))
+    level: Level
     if len(said) == 1:
         level, instead = "ok", ""
     elif mixed:
@@ -217,7 +218,7 @@ def dimensions(runs: Sequence[Run]) -> list[Finding]:
     else:
         level = "care"
         instead = _sweep_hint(runs, load)
-    return [Finding("dimensions", level, title, "; ".join(said) + open_, effect, instead)]  # type: ignore[arg-type]
+    return [Finding("dimensions", level, title, "; ".join(said) + open_, effect, instead)]
 
 
 def _first(said: Sequence[str]) -> str:
