@@ -244,6 +244,16 @@ def test_the_command_takes_unquoted_words_and_writes_json():
     assert document["moved_by"]["--gpu-memory-utilization"]["direction"] == "down"
 
 
+def test_a_flag_may_be_named_with_its_dashes():
+    done = CliRunner().invoke(explain, ["--max-num-seqs", "--engine", "vllm"], catch_exceptions=False)
+    assert done.output.startswith("--max-num-seqs")
+
+
+def test_a_version_must_be_one():
+    with pytest.raises(BadInput, match="--engine-version"):
+        CliRunner().invoke(explain, ["ttft", "--engine-version", "newest"], catch_exceptions=False)
+
+
 def test_the_scenario_decides_the_engine():
     done = CliRunner().invoke(
         explain, ["kv-cache-dtype", *options(SGLANG_128), "--json"], catch_exceptions=False

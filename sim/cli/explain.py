@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
+from sim.errors import BadInput
 from sim.scenario import EngineName, Scenario
 
 if TYPE_CHECKING:
@@ -19,7 +21,8 @@ if TYPE_CHECKING:
     from sim.steptime.base import StepTimeModel
 
 
-@click.command()
+# A flag may be named with its dashes.
+@click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("name")
 @scenario_options
 @click.option("--engine", type=click.Choice(["vllm", "sglang"]), help="Whose names and flags to show.")
@@ -48,6 +51,8 @@ def explain(
         engine = source.serve.engine
     found = find(name, engine)
     own = engine_of(found, engine)
+    if inputs.engine_version is not None and not re.fullmatch(r"v?\d+(\.\d+)+\S*", inputs.engine_version):
+        raise BadInput("--engine-version", inputs.engine_version, "must be a version such as 0.28.0")
     version = inputs.engine_version or (source.engine_version if source else None) or default_version(own)
     counted = None
     if source is not None:
