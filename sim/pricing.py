@@ -11,6 +11,7 @@ from sim.steptime.base import DecodeLine, StepTimeModel
 
 TOLERANCE = 1e-12
 POINTS = (0.25, 0.5, 0.75)
+FAR = 4096  # tokens per sequence; further than most outputs reach
 
 
 class Line(NamedTuple):
@@ -73,10 +74,9 @@ class DecodePrices:
     def _find(self, shape: StepShape) -> Line:
         """The longest stretch around this context, of those tried, on which nothing bends or changes."""
         context = shape.decode_context
-        below, above = context // 2, context + 64 * shape.num_decode_seqs
+        below, above = context // 2, context + FAR * shape.num_decode_seqs
         told = self._told(shape) if self._told is not None else None
         if told is not None:
-            below, above = 3 * context // 4, 2 * context
             below, above = max(below, math.ceil(told.since)), int(min(above, told.reach))
         constant = self._constants(shape)
         while above > context:
