@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from bench.watch import Watcher
 from bench.wire import clock
 from sim.results import BenchResult
 from sim.workload.generate import generate
+
+More = Callable[[Mapping[str, BenchResult]], Sequence[Point]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +52,63 @@ def run_engine(
     options: BenchOptions,
     gpus: Gpus | None,
     reporter: Reporter,
+    more: More | None = None,
 ) -> list[BenchResult]:
     """Measure all points on one engine; results are written as they come.
 
     Points that are done need no engine; if all are, none is started.
+
+    Args:
+        more: asked for further points whenever all are done, with the results so far by label; the engine
+            stays up until it has none.
 
     Raises:
         EngineFailed: the engine did not start, or the host is dirty after it.
         KeyboardInterrupt: after what was measured is written and the engine is gone.
     """
     results: dict[str, BenchResult] = {}
-    todo: list[tuple[Point, Path, str]] = []
-    for point in points:
-        path, key = options.result_dir / f"{subject.stem}-{point.label}.json", _key(subject, options, point)
-        earlier = finished(path, key) if options.resume else None
-        if earlier is None:
-            todo.append((point, path, key))
-        else:
-            results[point.label] = earlier
-            reporter.result(subject, point, earlier, path, True)
+    asked: list[Point] = []
+
+    def missing(points: Sequence[Point]) -> list[Point]:
+        """Those that no earlier run has finished; the others' results are taken."""
+        out = []
+        asked.extend(points)
+        for point in points:
+            path, key = _path(subject, options, point), _key(subject, options, point)
+            earlier = finished(path, key) if options.resume else None
+            if earlier is None:
+                out.append(point)
+            else:
+                results[point.label] = earlier
+                reporter.result(subject, point, earlier, path, True)
+        return out
+
+    def next_round() -> list[Point]:
+        while more is not None and (points := more(results)):
+            if todo := missing(points):
+                return todo
+        return []
+
+    todo = missing(points) or next_round()
     if todo:
         with running(subject, options.launch, options.result_dir, gpus, reporter) as live:
-            for point, path, key in todo:
-                result = _run_point(subject, point, options, live, reporter, path, key)
-                results[point.label] = result
-                if _subjects(result) & {"engine_died"}:
-                    break
-    return [results[point.label] for point in points if point.label in results]
+            while todo:
+                for point in todo:
+                    path, key = _path(subject, options, point), _key(subject, options, point)
+                    result = _run_point(subject, point, options, live, reporter, path, key)
+                    results[point.label] = result
+                    if _subjects(result) & {"engine_died"}:
+                        return _in_order(asked, results)
+                todo = next_round()
+    return _in_order(asked, results)
+
+
+def _in_order(asked: Sequence[Point], results: Mapping[str, BenchResult]) -> list[BenchResult]:
+    return [results[point.label] for point in asked if point.label in results]
+
+
+def _path(subject: Subject, options: BenchOptions, point: Point) -> Path:
+    return options.result_dir / f"{subject.stem}-{point.label}.json"
 
 
 def _key(subject: Subject, options: BenchOptions, point: Point) -> str:

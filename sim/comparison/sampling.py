@@ -16,7 +16,7 @@ from sim.results import Floats, RequestRecords
 
 Ints = NDArray[np.int64]
 
-RESAMPLES = 400
+RESAMPLES = 200
 MOST_GAPS = 200_000  # inter-token latencies per side that resampling looks at
 FEWEST = 8  # requests below which resampling says nothing
 
