@@ -85,7 +85,12 @@ def complete(result: BenchResult, context: Context) -> BenchResult:
         extra["engine_log"] = samples[-200:]
     if launch.steps_path is not None and launch.steps_path.exists():
         cost = probe_cost(launch.steps_path)
-        extra["probe"] = {"file": launch.steps_path.name, "cost": None if cost is None else asdict(cost)}
+        extra["probe"] = {
+            "file": launch.steps_path.name,
+            "cost": None if cost is None else asdict(cost),
+            # The steps' own clock at the run's start: which of them belong to this run.
+            "begun_s": context.begun,
+        }
     identity = {**subject.identity(), **result.identity, "workload": workload_identity(point.spec)}
     identity |= {"model": subject.scenario.model.name, "served_model": launch.model_id}
     identity |= {"backend": subject.scenario.engine.name, "launch": launch.kind, "seed": point.seed}
