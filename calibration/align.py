@@ -20,7 +20,9 @@ from sim.steptime.base import FrontEnd
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
+MIN_AGREEMENT = 0.2
 PIECE = 16  # gaps per row where every token's time is known: short enough to tell kinds of steps apart
 
 
@@ -86,8 +88,40 @@ def align(run: Replay, measured: PerRequest, front: FrontEnd) -> Rows:
     """
     prompt_lens = np.array([r.prompt_len for r in measured.requests], dtype=np.int64)
     served = np.array([len(steps) > 0 for steps in run.token_steps])
-    index = np.flatnonzero(served & ~np.isnan(measured.ttft))
-    return join([_first_tokens(run, measured.ttft, front, prompt_lens, index), _decodes(run, measured)])
+    heads, bodies = _same_company(run, measured)
+    index = np.flatnonzero(served & ~np.isnan(measured.ttft) & heads)
+    return join(
+        [_first_tokens(run, measured.ttft, front, prompt_lens, index), _decodes(run, measured, bodies)]
+    )
+
+
+def _same_company(run: Replay, measured: PerRequest) -> tuple[Flags, Flags]:
+    """Whose intervals saw as many other requests' first tokens in the replay as in the measurement.
+
+    The others' rows would book a prompt on the wrong interval; such noise in what a row contains makes every
+    prompt look cheaper than it is. Where hardly any row agrees, all are kept.
+
+    Returns:
+        For first tokens and for decodes, shape (requests,).
+    """
+    sent = np.array([r.arrival for r in measured.requests])
+    first, last = sent + measured.ttft, sent + measured.ttft + measured.decode
+    ours_first, ours_last = run.records.first_token, run.records.last_token
+    known = np.sort(first[~np.isnan(first)])
+    ours = np.sort(ours_first[~np.isnan(ours_first)])
+
+    def inside(times: Floats, begin: Floats, end: Floats) -> Ints:
+        slack = 1e-4  # tokens of one step reach the client within this [s]
+        count = np.searchsorted(times, end + slack) - np.searchsorted(times, begin + slack)
+        return np.asarray(count, dtype=np.int64)
+
+    heads = inside(known, sent, first) == inside(ours, sent, ours_first)
+    bodies = inside(known, first, last) == inside(ours, ours_first, ours_last)
+    enough = MIN_AGREEMENT * len(sent)
+    return (
+        heads if heads.sum() > enough else np.ones_like(heads),
+        bodies if bodies.sum() > enough else np.ones_like(bodies),
+    )
 
 
 def step_rows(seconds: Floats, host: Floats) -> Rows:
@@ -168,13 +202,13 @@ def _front_work(sent: Floats, at_engine: Floats, front: FrontEnd, prompt_lens: I
     return requests, tokens
 
 
-def _decodes(run: Replay, measured: PerRequest) -> Rows:
+def _decodes(run: Replay, measured: PerRequest, keep: Flags) -> Rows:
     """Sums of gaps between tokens, as (request, token, later token)."""
     spans: list[tuple[int, int, int]] = []
     seen: list[float] = []
     for i, steps in enumerate(run.token_steps):
         times, last = measured.token_times[i], len(steps) - 1
-        if last < 1 or np.isnan(measured.decode[i]):
+        if last < 1 or np.isnan(measured.decode[i]) or not keep[i]:
             continue
         if len(times) == len(steps):
             ends = [*range(0, last, PIECE), last]

@@ -79,12 +79,14 @@ class StepRun:
 
     Attributes:
         shapes, seconds: of every step; a step's own time, without the pause before it.
+        start: when it began [s].
     """
 
     name: str
     scenario: Scenario
     shapes: tuple[StepShape, ...]
     seconds: Floats
+    start: Floats
 
 
 Evidence = ClientRun | StepRun
@@ -258,6 +260,7 @@ def step_run(path: Path, scenario: Scenario) -> StepRun:
     """
     shapes: list[StepShape] = []
     seconds: list[float] = []
+    starts: list[float] = []
     last = -np.inf
     records = list(_json_lines(path))
     lengths = {
@@ -279,9 +282,10 @@ def step_run(path: Path, scenario: Scenario) -> StepRun:
         if took > 0 and record["scheduled"] and not drained:
             shapes.append(_shape(record, lengths))
             seconds.append(took)
+            starts.append(float(record["end"]) - took if "end" in record else float(record["t"]))
     if not shapes:
         raise BadInput(str(path), None, "holds no timed step")
-    return StepRun(str(path), scenario, tuple(shapes), np.array(seconds))
+    return StepRun(str(path), scenario, tuple(shapes), np.array(seconds), np.array(starts))
 
 
 def _drains(steps: Sequence[tuple[int, Mapping[str, Any]]], index: int) -> bool:

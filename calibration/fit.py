@@ -19,16 +19,16 @@ from sim.engines.base import StepShape
 from sim.errors import BadInput
 from sim.scenario import Scenario
 from sim.simulate import roofline
-from sim.steptime.arrays import ShapeArrays
+from sim.steptime.arrays import ShapeArrays, device_seconds, heating
 from sim.steptime.efficiencies import Efficiencies
 from sim.steptime.roofline import ValidRange
+from sim.steptime.throttle import warmth
 
 Floats = NDArray[np.float64]
 
-ROUNDS = 6
-SETTLED = (
-    0.05  # a round that moves no coefficient by more than this share of its prior's deviation is the last
-)
+# The share of each run that is replayed, round after round: the first rounds find the way, the last decides.
+SHARES = (0.25, 0.25, 1.0)
+FEW = 300  # requests of a run that are always replayed
 
 
 def default_free(scenario: Scenario) -> tuple[str, ...]:
@@ -41,6 +41,7 @@ def default_free(scenario: Scenario) -> tuple[str, ...]:
         "mixed_kv_reread",
         "tile_edge",
         "ridge",
+        "throttle",
         "step_overhead",
         "sequence",
         "front_request",
@@ -54,6 +55,8 @@ def default_free(scenario: Scenario) -> tuple[str, ...]:
         free.append("eager_launch")
     if model.cost.kv_group <= 1:
         free.remove("mixed_kv_reread")
+    if scenario.gpu.compute_capability is None:
+        free.remove("throttle")
     return tuple(free)
 
 
@@ -116,26 +119,19 @@ class _Aligner:
         space, vector = self._space, self._space.start()
         estimate: Estimate | None = None
         runs: list[AlignedRun] = []
-        rounds = 0
-        while rounds < ROUNDS:
-            rounds += 1
-            if estimate is None or self._replays():
-                runs = [self._line_up(i, space.unpack(vector)) for i in range(len(self._evidence))]
+        shares = SHARES if any(isinstance(e, ClientRun) for e in self._evidence) else (1.0,)
+        for share in shares:
+            at = space.unpack(vector)
+            runs = [self._line_up(i, at, share) for i in range(len(self._evidence))]
             estimate = regress(runs, space, vector)
-            moved = float(np.max(np.abs(estimate.vector - vector) / space.deviations()))
             vector = estimate.vector
-            if moved < SETTLED:
-                break
         assert estimate is not None
         quiet = self._silent(estimate)
         if quiet and len(quiet) < len(space.names):
             estimate = self._without(runs, estimate, quiet)
-        return self._result(runs, estimate, rounds)
+        return self._result(runs, estimate, len(shares))
 
-    def _replays(self) -> bool:
-        return any(isinstance(e, ClientRun) for e in self._evidence)
-
-    def _line_up(self, index: int, efficiencies: Efficiencies) -> AlignedRun:
+    def _line_up(self, index: int, efficiencies: Efficiencies, share: float) -> AlignedRun:
         evidence, base = self._evidence[index], self._bases[index]
         model = replace(base, efficiencies=efficiencies)
         if isinstance(evidence, StepRun):
@@ -144,9 +140,10 @@ class _Aligner:
             if _synchronous(evidence.scenario):
                 host = np.array([base.host_before(s) + base.host_after(s) for s in evidence.shapes])
             rows = step_rows(evidence.seconds, host)
+            start = evidence.start
         else:
-            requests = evidence.requests
-            assert requests is not None
+            assert evidence.requests is not None
+            requests = first_part(evidence.requests, share)
             run = replay(
                 evidence.scenario,
                 requests.requests,
@@ -156,7 +153,11 @@ class _Aligner:
             )
             self._shapes[index] = run.shapes
             rows = align(run, requests, efficiencies.front_end)
-        return AlignedRun(rows, ShapeArrays.of(self._shapes[index], base.cost, base.buckets), base)
+            start = run.start
+        shapes = ShapeArrays.of(self._shapes[index], base.cost, base.buckets)
+        cool, hot = device_seconds(model, shapes), heating(model, shapes)
+        warm = warmth(hot, start, cool, efficiencies.throttle, efficiencies.throttle_relax)
+        return AlignedRun(rows, shapes, base, warm)
 
     def _silent(self, estimate: Estimate) -> tuple[str, ...]:
         share = np.sqrt(np.diag(estimate.covariance)) / self._space.deviations()
@@ -190,6 +191,21 @@ class _Aligner:
             rounds=rounds,
             valid=ValidRange.of(shape for shapes in self._shapes for shape in shapes),
         )
+
+
+def first_part(requests: PerRequest, share: float) -> PerRequest:
+    """The first requests of a run; what later ones did to the last of them is left out of its rows."""
+    keep = max(FEW, int(share * len(requests)))
+    if keep >= len(requests):
+        return requests
+    cut = requests.requests[keep].arrival
+    sent = np.array([r.arrival for r in requests.requests[:keep]])
+    ttft = np.where(sent + requests.ttft[:keep] < cut, requests.ttft[:keep], np.nan)
+    ends = sent + requests.ttft[:keep] + requests.decode[:keep]
+    decode = np.where(ends < cut, requests.decode[:keep], np.nan)
+    return PerRequest(
+        requests.requests[:keep], ttft, decode, requests.output_len[:keep], requests.token_times[:keep]
+    )
 
 
 def pace_of(requests: PerRequest, output_delay: float) -> Pace:

@@ -34,6 +34,7 @@ BELIEF: Mapping[str, float] = {
     "gemm_ramp": 64.0,
     "ridge": 0.15,
     "tile_edge": 0.25,
+    "throttle": 0.10,
     "step_overhead": 8.0e-4,
     "layer_overhead": 6.0e-6,
     "sequence": 4.0e-7,
@@ -148,11 +149,13 @@ def default_prior(gpu: GpuSpec, without: Iterable[str] = ()) -> Prior:
 
 
 GUESSES: Mapping[str, float] = {
+    "throttle_relax": 0.025,
     "weight_bandwidth": 0.80,
     "kv_bandwidth": 0.75,
     "mixed_kv_reread": 0.1,
     "gemm_flops": 0.65,
     "attention_flops": 0.5,
+    "throttle": 0.10,
     "step_overhead": 0.0012,
     "layer_overhead": 1.3e-5,
     "sequence": 4.3e-7,

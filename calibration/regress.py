@@ -7,29 +7,35 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from scipy.optimize import lsq_linear
 
 from calibration.align import Rows
 from calibration.parameters import Space
-from sim.steptime.arrays import ShapeArrays, device_seconds
+from sim.steptime.arrays import ShapeArrays, device_seconds, heating
 from sim.steptime.efficiencies import Efficiencies
 from sim.steptime.roofline import RooflineModel
+from sim.steptime.throttle import throttled
 
 Floats = NDArray[np.float64]
 
 HUBER = 2.0  # residuals beyond this many standard deviations pull no harder
 BLOCK_SECONDS = 10.0  # errors of requests that share steps are not independent; blocks of this length are
 SCALE_FLOOR = 1e-5  # [s]
+MAX_DESCENTS = 12
 KINDS = 3  # of rows: first tokens, decodes, steps
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedRun:
-    """One run's rows over its own steps, and the model that prices them (whose efficiencies are replaced)."""
+    """One run's rows over its own steps.
+
+    `model` prices them, with other efficiencies; `warm` says how warm the card was when each step began.
+    """
 
     rows: Rows
     shapes: ShapeArrays
     model: RooflineModel
+    warm: Floats
 
     def predicted(self, efficiencies: Efficiencies) -> Floats:
         """The rows' intervals at `efficiencies` [s]."""
@@ -40,7 +46,11 @@ class AlignedRun:
             self.model.buckets,
             self.model.tensor_parallel_size,
         )
-        return self.rows.predicted(device_seconds(model, self.shapes), efficiencies.front_end)
+        cool = device_seconds(model, self.shapes)
+        if efficiencies.throttle:
+            hot = heating(model, self.shapes)
+            cool = throttled(cool, hot, self.warm, efficiencies.throttle, efficiencies.throttle_relax)
+        return self.rows.predicted(cool, efficiencies.front_end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,7 @@ class Estimate:
     scales: Floats
 
 
-def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int = 3) -> Estimate:
+def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int = 2) -> Estimate:
     """Fit the free coefficients to all rows of all runs, in the light of the prior.
 
     The noise of each kind of row is estimated from its own residuals, so a kind that the model cannot
@@ -88,22 +98,54 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
             data = _huber_root(residuals_at(values) / sigma) * np.sqrt(weight)
             return np.concatenate((data, (values - center) / width))
 
-        found = least_squares(
-            objective,
-            vector,
-            jac="2-point",
-            bounds=(low, high),
-            x_scale=width,
-            xtol=1e-6,
-            ftol=1e-7,
-            max_nfev=15,
-        )
-        vector = found.x
+        vector = _descend(objective, vector, (low, high), width)
     rows = residuals_at(vector)
     sigma = scales[kinds] * lengths
     jacobian = _jacobian(lambda v: residuals_at(v) / sigma, vector, width)
     covariance = _sandwich(jacobian, rows / sigma, blocks, width)
     return Estimate(vector, covariance, rows, scales)
+
+
+def _descend(
+    objective: Callable[[Floats], Floats], vector: Floats, bounds: tuple[Floats, Floats], width: Floats
+) -> Floats:
+    """Levenberg-Marquardt within bounds; each step is the exact solution of its small bounded problem."""
+    low, high = bounds
+    misses = objective(vector)
+    damping = 1e-3
+    for _ in range(MAX_DESCENTS):
+        jacobian = np.stack(
+            [
+                (objective(vector + step) - misses) / step.sum()
+                for step in np.diag(_steps(vector, high, width))
+            ],
+            axis=1,
+        )
+        curvature = jacobian.T @ jacobian
+        gradient = jacobian.T @ misses
+        for _ in range(5):
+            root = np.linalg.cholesky(curvature + damping * np.diag(np.diag(curvature)))
+            aim = -np.linalg.solve(root, gradient)
+            inside = (np.minimum(low - vector, -1e-15), np.maximum(high - vector, 1e-15))
+            move = lsq_linear(root.T, aim, bounds=inside, method="bvls").x
+            trial = np.clip(vector + move, low, high)
+            found = objective(trial)
+            if found @ found < misses @ misses:
+                break
+            damping *= 8.0
+        else:
+            return vector
+        gain = 1.0 - float(found @ found) / float(misses @ misses)
+        moved = float(np.max(np.abs(trial - vector) / width))
+        vector, misses, damping = trial, found, max(1e-6, damping / 8.0)
+        if gain < 1e-6 or moved < 1e-3:
+            break
+    return vector
+
+
+def _steps(vector: Floats, high: Floats, width: Floats) -> Floats:
+    """Differences that stay within the upper bounds."""
+    return np.where(vector + 1e-3 * width <= high, 1e-3, -1e-3) * width
 
 
 def _blocks(runs: Sequence[AlignedRun]) -> NDArray[np.int64]:

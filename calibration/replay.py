@@ -68,11 +68,22 @@ class Recording:
         """As the model behind."""
         return self._model.front_end
 
+    @property
+    def throttle(self) -> tuple[float, float]:
+        """As the model behind."""
+        told: tuple[float, float] = getattr(self._model, "throttle", (0.0, 1.0))
+        return told
+
     def gpu(self, shape: StepShape) -> float:
         """As the model behind."""
         self.shapes.append(shape)
         seconds = self._model.gpu(shape)
         return seconds if self._pace is None else seconds * self._pace.factor()
+
+    def heats(self, shape: StepShape) -> bool:
+        """As the model behind."""
+        told = getattr(self._model, "heats", None)
+        return told is not None and bool(told(shape))
 
     def host_before(self, shape: StepShape) -> float:
         """As the model behind."""

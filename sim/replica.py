@@ -18,6 +18,7 @@ from sim.moments import at
 from sim.recorder import Recorder
 from sim.request import Request
 from sim.steptime.base import StepTimeModel
+from sim.steptime.throttle import Throttle
 
 StepSink = Callable[[dict[str, Any]], None]
 
@@ -144,6 +145,7 @@ class Replica:
         self._tokens_inside = 0
         self._tokens_since_output = 0
         self._state = QueueState(0, 0, 0, 0)
+        self._throttle = Throttle(step_time)
         self._assess: Callable[[StepShape], tuple[float, str]] | None = getattr(step_time, "assess", None)
         env.process(self._guarded())
 
@@ -245,10 +247,13 @@ class Replica:
     def _launch(self, plan: StepPlan, shape: StepShape, now: float) -> InFlight:
         usage = self.usage
         start = max(now, self._device_free)
+        resource: str | None = None
         if self._assess is None:
             duration = self._step_time.gpu(shape)
         else:
             duration, resource = self._assess(shape)
+        duration = self._throttle.seconds(shape, start, duration)
+        if resource is not None:
             add_time(usage.device, resource, duration)
         if start > self._device_free:
             add_time(usage.device, "host", start - self._device_free)

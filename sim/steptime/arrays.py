@@ -75,14 +75,8 @@ def device_seconds(model: RooflineModel, shapes: ShapeArrays) -> Floats:
 
     The model's own graph buckets are not looked at: `shapes` holds what they did.
     """
-    eff, cost, peaks = model.efficiencies, model.cost, model.peaks
-    weights = shapes.weight_bytes / (peaks.bandwidth * eff.weight_bandwidth)
-    tiled = shapes.padded.copy()
-    if eff.tile_edge:
-        tile_up = np.ceil(shapes.padded / eff.tile) * eff.tile
-        tiled += np.where(shapes.padded > eff.tile, eff.tile_edge * (tile_up - shapes.padded), 0.0)
-    flops = (tiled + eff.gemm_ramp) * cost.flops_per_token + shapes.sampled * cost.lm_head_flops
-    compute = flops / (peaks.gemm_flops * eff.gemm_flops)
+    eff, cost = model.efficiencies, model.cost
+    weights, compute = _roofline(model, shapes)
     low, high = np.minimum(weights, compute), np.maximum(weights, compute)
     gemm = high
     if np.isfinite(eff.ridge):
@@ -94,6 +88,24 @@ def device_seconds(model: RooflineModel, shapes: ShapeArrays) -> Floats:
     overhead = eff.step_overhead + eff.layer_overhead * cost.num_layers
     total = overhead + gemm + sequences + _decode_read(model, shapes) + _prefill_attention(model, shapes)
     return np.where(shapes.tokens > 0, total + _communication(model, shapes), 0.0)
+
+
+def heating(model: RooflineModel, shapes: ShapeArrays) -> Flags:
+    """`model.heats` of every shape."""
+    weights, compute = _roofline(model, shapes)
+    return (shapes.prefill_seqs > 0) & (compute > weights)
+
+
+def _roofline(model: RooflineModel, shapes: ShapeArrays) -> tuple[Floats, Floats]:
+    """Seconds that the weights and the FLOP of every step take."""
+    eff, cost, peaks = model.efficiencies, model.cost, model.peaks
+    weights = shapes.weight_bytes / (peaks.bandwidth * eff.weight_bandwidth)
+    tiled = shapes.padded.copy()
+    if eff.tile_edge:
+        tile_up = np.ceil(shapes.padded / eff.tile) * eff.tile
+        tiled += np.where(shapes.padded > eff.tile, eff.tile_edge * (tile_up - shapes.padded), 0.0)
+    flops = (tiled + eff.gemm_ramp) * cost.flops_per_token + shapes.sampled * cost.lm_head_flops
+    return weights, flops / (peaks.gemm_flops * eff.gemm_flops)
 
 
 def _kv_read(model: RooflineModel, context: Floats, sliding_limit: Floats) -> Floats:

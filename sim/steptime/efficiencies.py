@@ -29,6 +29,8 @@ BOUNDS: Mapping[str, Bound] = {
     "tile": Bound("tokens", 1.0, 512.0),
     "tile_edge": Bound("0 to 1", 0.0, 1.0),
     "attention_flops": Bound("of peak", 0.02, 1.0),
+    "throttle": Bound("share", 0.0, 0.5),
+    "throttle_relax": Bound("s", 0.001, 10.0),
     "step_overhead": Bound("s", 0.0, 0.1),
     "layer_overhead": Bound("s/layer", 0.0, 0.001),
     "sequence": Bound("s/sequence/layer", 0.0, 0.0001),
@@ -63,6 +65,7 @@ class Efficiencies:
             (a^r + b^r)^(1/r), infinity being a plain maximum.
         tile, tile_edge: above `tile` tokens the GEMM work is that of T + tile_edge * (T rounded up - T).
         attention_flops: FLOP rate of prefill attention.
+        throttle, throttle_relax: see `sim.steptime.throttle.Throttle`.
         step_overhead: device time per step that no token explains (sampling, input copies, gaps).
         layer_overhead: device time per layer that no token explains (shortest duration of its kernels).
         sequence: device time per sequence in the batch and layer.
@@ -86,6 +89,8 @@ class Efficiencies:
     ridge: float = 2.0
     tile: float = 128.0
     tile_edge: float = 0.0
+    throttle: float = 0.0
+    throttle_relax: float = 0.025
     step_overhead: float = 0.0
     layer_overhead: float = 0.0
     sequence: float = 0.0

@@ -154,6 +154,18 @@ class RooflineModel:
     def __post_init__(self) -> None:
         object.__setattr__(self, "front_end", self.efficiencies.front_end)
 
+    @property
+    def throttle(self) -> tuple[float, float]:
+        """Share by which a warm card is slower, and how fast it warms and cools [s]."""
+        return self.efficiencies.throttle, self.efficiencies.throttle_relax
+
+    def heats(self, shape: StepShape) -> bool:
+        """Whether a step draws the most power: it processes prompts, and its FLOP outlast its weights."""
+        if not shape.num_prefill_seqs:
+            return False
+        padded = self.buckets.pad(shape)[0]
+        return self._compute(padded, shape.num_sampled) > self._weights(shape)
+
     def parts(self, shape: StepShape) -> StepParts:
         """The device time of a step, term by term."""
         eff, cost = self.efficiencies, self.cost
