@@ -152,11 +152,12 @@ def main() -> None:
             server.start()
             wait_ready(server, http_look(server.base_url, "m"), "m")
             for repeat in range(args.repeats):
-                # Who goes first alternates, so that a drift of the machine favours neither.
+                # Both clients of a pair run right after each other, and who goes first alternates: a machine
+                # that drifts, or is busy with something else, favours neither.
                 order = (("ours", ours), ("theirs", theirs))
-                for tool, run in order if repeat % 2 == 0 else order[::-1]:
-                    for concurrency in concurrencies:
-                        prompts = prompts_of(concurrency, args.prompts)
+                for concurrency in concurrencies:
+                    prompts = prompts_of(concurrency, args.prompts)
+                    for tool, run in order if repeat % 2 == 0 else order[::-1]:
                         found = run(server.base_url, model, concurrency, prompts, args)
                         runs[concurrency, tool].append(found)
                         print(repeat + 1, tool, concurrency, dict(found), file=sys.stderr, flush=True)
