@@ -20,9 +20,10 @@ from typing import Any, Self, cast
 import httpcore
 import httpx
 
+from bench.chunked import BodyBroken
 from bench.payload import Target, Timeouts
 from bench.stream import Status, StreamOutcome, StreamReader
-from bench.wire import BodyBroken, Wire, WireBackend, clock
+from bench.wire import Wire, WireBackend, clock
 from sim.errors import ServecastError
 
 # vLLM and SGLang serve through uvicorn, which closes connections after 5 s without a request.
@@ -110,6 +111,8 @@ class _Transport(httpx.AsyncBaseTransport):
     def __init__(self) -> None:
         self._backend = WireBackend()
         self._idle: list[httpcore.AsyncHTTPConnection] = []
+        # Whoever is cancelled while an answer is being closed leaves its connection neither idle nor closed.
+        self._open: set[httpcore.AsyncHTTPConnection] = set()
         self._ssl: ssl.SSLContext | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -128,10 +131,10 @@ class _Transport(httpx.AsyncBaseTransport):
         try:
             response = await conn.handle_async_request(inner)
         except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.ProtocolError) as error:
-            await conn.aclose()
+            await self._drop(conn)
             raise _translate(error) from error
         except BaseException:
-            await conn.aclose()
+            await self._drop(conn)
             raise
         assert isinstance(response.stream, AsyncIterable)
         return httpx.Response(
@@ -146,24 +149,33 @@ class _Transport(httpx.AsyncBaseTransport):
             conn = self._idle.pop()
             if conn.can_handle_request(origin) and not conn.has_expired():
                 return conn
-            await conn.aclose()
+            await self._drop(conn)
         if origin.scheme == b"https" and self._ssl is None:
             self._ssl = ssl.create_default_context()
-        return httpcore.AsyncHTTPConnection(
+        conn = httpcore.AsyncHTTPConnection(
             origin=origin,
             ssl_context=self._ssl,
             keepalive_expiry=_KEEPALIVE_S,
             network_backend=self._backend,
         )
+        self._open.add(conn)
+        return conn
+
+    async def _drop(self, conn: httpcore.AsyncHTTPConnection) -> None:
+        self._open.discard(conn)
+        await conn.aclose()
 
     def give_back(self, conn: httpcore.AsyncHTTPConnection) -> None:
         """Keep a connection whose answer was read to its end."""
         if conn.is_idle():
             self._idle.append(conn)
+        elif conn.is_closed():
+            self._open.discard(conn)
 
     async def aclose(self) -> None:
-        while self._idle:
-            await self._idle.pop().aclose()
+        self._idle.clear()
+        while self._open:
+            await self._open.pop().aclose()
 
 
 class Watch:

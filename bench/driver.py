@@ -51,6 +51,7 @@ class Plan:
         seed: of the prompts' contents.
         max_concurrency: cap on requests in flight, or None.
         duration: stop sending after this many seconds, or None.
+        tokens_per_word: of prompts that go as text.
     """
 
     requests: Sequence[Request]
@@ -58,6 +59,7 @@ class Plan:
     seed: int = 0
     max_concurrency: int | None = None
     duration: float | None = None
+    tokens_per_word: float = 1.0
 
 
 @dataclass(slots=True)
@@ -95,9 +97,9 @@ class _Bodies:
     def __init__(self, target: Target, plan: Plan, outputs: dict[str, tuple[int, ...]]) -> None:
         self._target = target
         self._maker = PromptMaker(plan.seed, target.vocab_size)
+        self._tokens_per_word = plan.tokens_per_word
         self._outputs = outputs
         self.quotes = any(_quotes_output(r) for r in plan.requests)
-        self._ignore_eos = True
         self._ready: dict[str, bytes] = {}
         size = 0
         for request in plan.requests:
@@ -114,7 +116,14 @@ class _Bodies:
         return self._make(request) if body is None else body
 
     def _make(self, request: Request) -> bytes:
-        return body_for(self._target, request, self._maker, self._outputs, want_token_ids=self.quotes)
+        return body_for(
+            self._target,
+            request,
+            self._maker,
+            self._outputs,
+            want_token_ids=self.quotes,
+            tokens_per_word=self._tokens_per_word,
+        )
 
 
 def body_for(
@@ -124,10 +133,13 @@ def body_for(
     outputs: dict[str, tuple[int, ...]] | None = None,
     *,
     want_token_ids: bool = False,
+    tokens_per_word: float = 1.0,
 ) -> bytes:
     """The body of one request, with token ids where the endpoint takes them and words elsewhere."""
     prompt: list[int] | str
-    prompt = maker.token_ids(request, outputs) if target.takes_token_ids else maker.text(request)
+    prompt = (
+        maker.token_ids(request, outputs) if target.takes_token_ids else maker.text(request, tokens_per_word)
+    )
     return request_body(
         target, prompt, request.max_tokens, ignore_eos=request.ignore_eos, want_token_ids=want_token_ids
     )
@@ -177,7 +189,8 @@ async def _warm_up(client: Client, target: Target, plan: Plan, outcome: Outcome)
 
     async def one(request: Request) -> None:
         async with gate:
-            exchange = await client.send(body_for(target, request, maker))
+            body = body_for(target, request, maker, tokens_per_word=plan.tokens_per_word)
+            exchange = await client.send(body)
         if exchange.outcome.status != "ok":
             outcome.warmup_failures.append(f"{exchange.outcome.status}: {exchange.outcome.detail}")
 

@@ -59,7 +59,7 @@ def complete(result: BenchResult, context: Context) -> BenchResult:
     evidence = Evidence(warmup_failures=context.warmup_failures, engine_died=_death(live, seen))
     series = seen.series(context.begun)
     if view is not None and result.records is not None:
-        probes = 0 if result.extra.get("template_overhead") is None else 1
+        probes = int(result.extra.get("probe_requests", 0))
         found = cross_check(result.records, view, probes=probes)
         notes += [note for note in found if note.kind == "info"]
         server |= {name: _whole(value) for name, value in view.counters.items()}

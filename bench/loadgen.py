@@ -31,7 +31,8 @@ from sim.workload.spec import WorkloadSpec
 
 __all__ = ["Progress", "Target", "Timeouts", "run_load"]
 
-_PROBE_WORDS = 64
+_PROBE_WORDS = (32, 160)
+_LEAST_PER_WORD = 0.5  # below, words are unknown to the tokenizer, and lengths beyond control
 SERVER_COUNT = "server_usage"
 
 
@@ -73,6 +74,7 @@ def run_load(
         seed=seed,
         max_concurrency=spec.max_concurrency,
         duration=spec.duration,
+        tokens_per_word=facts["tokens_per_word"] or 1.0,
     )
     outcome = Outcome()
     if processes is None:
@@ -131,12 +133,14 @@ async def _survey(target: Target, requests: Sequence[Request]) -> tuple[Target, 
     """Ask the server what it is, and refuse what cannot fit before anything is measured."""
     facts: dict[str, Any] = {
         "template_overhead": None,
+        "tokens_per_word": None,
+        "probe_requests": 0 if target.takes_token_ids else len(_PROBE_WORDS),
         "intended_prefix_hits": intended_prefix_hits(requests),
     }
     async with Client(target) as client:
         target = await _ask_models(client, target)
         if not target.takes_token_ids:
-            facts["template_overhead"] = await _template_overhead(client, target)
+            facts["template_overhead"], facts["tokens_per_word"] = await _template(client, target)
     if target.max_model_len is not None:
         overhead = facts["template_overhead"] or 0
         for request in requests:
@@ -170,13 +174,22 @@ async def _ask_models(client: Client, target: Target) -> Target:
     )
 
 
-async def _template_overhead(client: Client, target: Target) -> int | None:
-    """Tokens that the chat template adds, by one probe; None if the server does not count."""
-    probe = Request("probe", (("probe", _PROBE_WORDS),), max_tokens=1)
+async def _template(client: Client, target: Target) -> tuple[int | None, float | None]:
+    """Tokens that the chat template adds, and tokens per word of our prompts, by two probes.
+
+    None and None if the server does not count, or if its tokenizer makes nothing of our words.
+    """
     maker = PromptMaker(0, target.vocab_size, salt="probe")
-    exchange = await client.send(body_for(target, probe, maker))
-    counted = exchange.outcome.prompt_tokens
-    return None if counted is None else counted - _PROBE_WORDS
+    counted = []
+    for words in _PROBE_WORDS:
+        probe = Request("probe", (("probe", words),), max_tokens=1)
+        exchange = await client.send(body_for(target, probe, maker))
+        if exchange.outcome.prompt_tokens is None:
+            return None, None
+        counted.append(exchange.outcome.prompt_tokens)
+    per_word = (counted[1] - counted[0]) / (_PROBE_WORDS[1] - _PROBE_WORDS[0])
+    overhead = round(counted[0] - per_word * _PROBE_WORDS[0])
+    return (max(0, overhead), per_word) if per_word >= _LEAST_PER_WORD else (None, None)
 
 
 def report(

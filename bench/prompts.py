@@ -100,10 +100,10 @@ class PromptMaker:
                 ids.extend(self.segment(key, length)[len(quoted) :].tolist())
         return ids
 
-    def text(self, request: Request) -> str:
-        """The prompt as words, about one token each: only the server can count them."""
+    def text(self, request: Request, tokens_per_word: float = 1.0) -> str:
+        """The prompt as words, `tokens_per_word` tokens each: only the server can count them exactly."""
         words: list[str] = []
         for key, length in request.prompt:
-            picks = self._draw(key, length, 0, len(_WORDS))
+            picks = self._draw(key, max(1, round(length / tokens_per_word)), 0, len(_WORDS))
             words.extend(_WORDS[pick] for pick in picks)
         return " ".join(words)

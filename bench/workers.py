@@ -244,6 +244,7 @@ def _job(target: Target, plan: Plan, keep_text: bool, rows: Path, summary: Path)
             "seed": plan.seed,
             "max_concurrency": plan.max_concurrency,
             "duration": plan.duration,
+            "tokens_per_word": plan.tokens_per_word,
         },
         "keep_text": keep_text,
         "rows": str(rows),

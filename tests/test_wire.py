@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.chunked import BodyBroken, ChunkDecoder
 from bench.client import Client
 from bench.payload import Target, request_body
-from bench.wire import BodyBroken, ChunkDecoder
 from tests.fakes.fault_server import FaultServer
 
 
