@@ -46,6 +46,7 @@ FEW_RUNS = 8  # so few that starting other processes takes longer
 @click.option(
     "--plot", type=click.Path(path_type=Path), help="Draw a picture per metric (.png, .svg or .pdf)."
 )
+@click.option("--html", "html_to", type=click.Path(path_type=Path), help="Write one self-contained page.")
 def whatif(
     inputs: ScenarioOptions,
     vary: tuple[str, ...],
@@ -62,6 +63,7 @@ def whatif(
     profile: Path | None,
     json_to: str | None,
     plot: Path | None,
+    html_to: Path | None,
 ) -> None:
     """What happens if one flag of SCENARIO.yaml changes.
 
@@ -91,8 +93,9 @@ def whatif(
         out=out,
         progress=show_progress,
     )
+    source = inputs.source()
     answer = what_if(
-        inputs.source(),
+        source,
         dimensions,
         interruptible(sweep, out),
         grid=grid,
@@ -115,6 +118,12 @@ def whatif(
 
         plot_whatif(answer, plot)
         click.echo(f"picture: {plot}", err=True)
+    if html_to is not None:
+        from sim.planning.report_html import whatif_page
+        from sim.sidebyside import label
+
+        write_text(html_to, whatif_page(answer, label(source.build())), "--html")
+        click.echo(f"page: {html_to}", err=True)
 
 
 def interruptible(runner: Runner, out: str | None) -> Runner:

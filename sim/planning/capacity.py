@@ -12,7 +12,7 @@ from sim.metrics import GOODPUT_NAMES
 from sim.planning.bracket import Crossing, find_crossing
 from sim.planning.load_curve import Effort, LoadCurve
 from sim.planning.margin import ModelError, ScaledStepTime, model_error
-from sim.planning.mechanism import QueueCause, queue_cause
+from sim.planning.mechanism import QueueCause, pace_cause, queue_cause
 from sim.planning.pool import Pool, run_here
 from sim.planning.probe import Level, Probe, ProbeJob, at_level, attainment, load_ratio, run_probe, value_of
 from sim.planning.resources import Utilisation, shares_of, utilisation
@@ -49,6 +49,7 @@ class Capacity:
             can be reached).
         binding: what is missed first; "stability" if the load itself.
         cause: what requests wait for there.
+        pace: what sets the time between tokens there.
         use: resources in use there.
         input_rate, output_rate, request_rate: tokens/s and requests/s there.
         kept: the level that `promises` and `use` were read at.
@@ -75,6 +76,7 @@ class Capacity:
     replications: int
     notes: tuple[Note, ...]
     readings: tuple[tuple[float, float], ...] = ()
+    pace: str = ""
 
     def used_at(self, load: float) -> float | None:
         """Share of the worst objective used at a load, between the simulated levels; None outside them."""
@@ -243,6 +245,7 @@ def _answer(
         replications=effort.replications,
         notes=tuple(notes),
         readings=curve.readings(),
+        pace=pace_cause(beyond[0].outcome),
     )
 
 

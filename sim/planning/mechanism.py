@@ -82,6 +82,23 @@ def _kv_text(outcome: Outcome, running: float, waiting: float) -> str:
     )
 
 
+def pace_cause(outcome: Outcome) -> str:
+    """What sets the time between tokens: how many decodes share a step, and the prompts among them."""
+    running, typical = outcome.queues.get("mean_running"), outcome.get("median_itl_ms")
+    mean, high = outcome.get("mean_tpot_ms"), outcome.get("p99_itl_ms")
+    if running is None or typical is None or mean is None or high is None:
+        return "no tokens to judge by"
+    text = (
+        f"{running:.3g} requests run together on average, the median gap between tokens is {typical:.3g} ms"
+    )
+    if high > 2 * typical:
+        text += (
+            f"; prefill blocking makes the mean {mean:.3g} ms and the P99 gap {high:.3g} ms: steps with "
+            "prompt chunks hold up the decodes in them"
+        )
+    return text
+
+
 def explain(before: Point, after: Point) -> list[str]:
     """What moved from one point to the next, and why, in sentences; says so if nothing did."""
     moved = {c.key: c for c in changes(before, after) if c.clear and not c.small}

@@ -57,6 +57,8 @@ def error_words(found: Capacity) -> str:
 def binding_words(found: Capacity) -> str:
     """What gives way first, and through what."""
     what = "the load itself: the queue grows" if found.binding == "stability" else found.binding
+    if "TPOT" in found.binding or "ITL" in found.binding:
+        return f"{what}; {found.pace}"
     return f"{what}; {found.cause.text}"
 
 

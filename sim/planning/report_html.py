@@ -1,0 +1,404 @@
+"""Plans and what-ifs as one self-contained page: question, answer, pictures, evidence, assumptions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from sim.planning.capacity import Capacity
+from sim.planning.hardware import OperatingPoint
+from sim.planning.mechanism import explain
+from sim.planning.plan import Plan
+from sim.planning.plan_report import assumptions, best_found, confirming_commands, serve_line
+from sim.planning.plan_text import (
+    answer_words,
+    binding_words,
+    error_words,
+    headroom_words,
+    use_words,
+)
+from sim.planning.prices import Cost
+from sim.planning.svg import Band, Chart, Drawn, Mark, Series, draw
+from sim.planning.text import milliseconds
+from sim.planning.whatif import METRICS, MODEL_ERROR, Point, Row, WhatIf, steps_of
+from sim.planning.whatif_text import COLUMNS
+from sim.provenance import Note
+from sim.sidebyside import label
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts under a title."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What the template shows, in this order."""
+
+    title: str
+    question: tuple[str, ...]
+    headline: str
+    answer: tuple[str, ...]
+    charts: tuple[Drawn, ...]
+    tables: tuple[Table, ...]
+    assumptions: tuple[str, ...]
+    commands: tuple[str, ...] = ()
+    explanations: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    details: tuple[Table, ...] = ()
+    footer: str = ""
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined
+
+    text = resources.files("sim.planning").joinpath("page.html.j2").read_text(encoding="utf-8")
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    return environment.from_string(text)
+
+
+def render_page(page: Page) -> str:
+    """The page as HTML; every text is escaped."""
+    return _template().render(page=page) + "\n"
+
+
+def plan_page(plan: Plan) -> str:
+    """A plan as a page."""
+    best = best_found(plan)
+    found = plan.found or best
+    scenario = plan.source.build() if found is None else found.scenario
+    asked = [f"Highest load that keeps {plan.question.slos}."]
+    if plan.question.rate is not None:
+        asked.append(
+            f"Replicas for {plan.question.rate:g} requests/s, peak factor {plan.question.peak_factor:g}."
+        )
+    if plan.candidates:
+        asked.append(f"Compared: {', '.join(c.name for c in plan.candidates)}.")
+    headline, answer = _answer(plan, best)
+    return render_page(
+        Page(
+            title=f"Plan: {label(scenario)}",
+            question=tuple(asked),
+            headline=headline,
+            answer=tuple(answer),
+            charts=tuple(draw(chart) for chart in _plan_charts(plan)),
+            tables=tuple(_plan_tables(plan)),
+            details=tuple(_level_tables(plan)),
+            assumptions=_assumed(assumptions(plan), found),
+            commands=() if best is None else tuple(confirming_commands(best)),
+            footer=_footer(f"{plan.question.effort.replications} seeds per level from {scenario.seed}"),
+        )
+    )
+
+
+def whatif_page(answer: WhatIf, title: str) -> str:
+    """A what-if as a page."""
+    varied = [row.dimension.name for row in answer.rows if row.dimension is not None]
+    asked = "What happens if " + (" or ".join(varied) if varied else "all of these together") + " changes?"
+    held = ", ".join(f"{key} {value}" for key, value in answer.held)
+    why = tuple(
+        (
+            f"{before.variant.label} to {after.variant.label}",
+            tuple(_sentence(s) for s in explain(before, after)),
+        )
+        for row in answer.rows
+        if row.dimension is not None
+        for before, after in steps_of(row)
+    )
+    first = next((p for row in answer.rows for p in row.points if p.failure is None), None)
+    return render_page(
+        Page(
+            title=f"What if: {title}",
+            question=(
+                asked,
+                f"As it stands: {held}; one setting at a time." if varied else f"As it stands: {held}.",
+            ),
+            headline=_whatif_headline(answer),
+            answer=(_seeds(answer),),
+            charts=tuple(draw(c) for row in answer.rows for c in _whatif_charts(row)),
+            tables=tuple(_whatif_table(row) for row in answer.rows),
+            explanations=why,
+            assumptions=(
+                *(_sentence(f"{n.kind}: {n.subject}: {n.text}") for n in answer.notes),
+                "Simulated, not measured; each replica as its engine schedules, step by step.",
+            ),
+            commands=() if first is None else (serve_line(first.scenario),),
+            footer=_footer(f"seeds {', '.join(map(str, answer.seeds))}"),
+        )
+    )
+
+
+def _answer(plan: Plan, best: Capacity | None) -> tuple[str, list[str]]:
+    if best is None or best.level is None:
+        blocked = plan.found
+        if blocked is None:
+            return "No candidate keeps the objectives at any load.", []
+        told = [f"Blocked by {blocked.binding}: {blocked.cause.text}."]
+        for promise in blocked.promises:
+            if promise.value is not None and promise.what != "goodput":
+                best_value, limit = milliseconds(promise.value * 1e3), milliseconds(promise.limit * 1e3)
+                told.append(f"{promise.what}: {best_value} at best, {limit} wanted.")
+        return "The objectives cannot be met at any load.", told
+    lines: list[str] = []
+    headline = answer_words(best)
+    if plan.candidates:
+        name = next(c.name for c in plan.candidates if c.found is best)
+        headline = f"{name}: {headline}"
+        cheapest = [p for p in plan.points if p.pareto]
+        names = ", ".join(dict.fromkeys(p.name for p in cheapest))
+        lines.append(
+            f"Not beaten in cost and margin: {names}." if names else "Capacity of the strongest candidate."
+        )
+    lines += [f"Binding: {binding_words(best)}.", _sentence(error_words(best))]
+    if best.use is not None:
+        lines.append(f"In use there: {use_words(best.use)}.")
+    lines.append(_sentence(headroom_words(best)))
+    if plan.sizing is not None:
+        s = plan.sizing
+        lines.append(
+            f"{s.recommended} replicas hold the peak of {s.peak_rate:.4g} requests/s with one down "
+            f"({s.at_peak} without); {s.use_at_mean:.0%} used on average."
+        )
+        if s.uncertain:
+            worst = "no number" if s.pessimistic is None else str(s.pessimistic)
+            lines.append(f"WARNING: within the intervals it is {s.optimistic} to {worst} replicas.")
+    return headline, lines
+
+
+def _plan_charts(plan: Plan) -> list[Chart]:
+    found = [("capacity", plan.found)] if plan.found is not None else []
+    found += [(c.name, c.found) for c in plan.candidates if c.found is not None]
+    series = tuple(Series(name, _load_marks(f)) for name, f in found if f is not None and f.readings)
+    bands: tuple[Band, ...] = ()
+    if len(found) == 1 and found[0][1] is not None:
+        bands = _bands(found[0][1])
+    unit = "requests in flight" if plan.question.kind == "concurrency" else "requests/s per replica"
+    charts = []
+    if series:
+        charts.append(
+            Chart("Load", unit, "share of the worst objective", series, bands, 1.0, "limit", y_max=2.0)
+        )
+    if plan.points:
+        charts.append(_pareto(plan.points, plan.question.prices.currency if plan.question.prices else ""))
+    return charts
+
+
+def _load_marks(found: Capacity) -> tuple[Mark, ...]:
+    return tuple(
+        Mark(load, used, f"{load:.3g}: {used:.0%} of the worst objective used")
+        for load, used in found.readings
+        if math.isfinite(used)
+    )
+
+
+def _bands(found: Capacity) -> tuple[Band, ...]:
+    if found.level is None:
+        return ()
+    bands = [Band(found.level.value, found.level.value, answer_words(found))]
+    if found.low is not None and found.high is not None:
+        bands.append(Band(found.low, found.high, "95 % over seeds"))
+    if found.certain is not None:
+        bands.append(Band(*found.certain, "with the model's error", faint=True))
+    return tuple(bands)
+
+
+def _pareto(points: Sequence[OperatingPoint], currency: str) -> Chart:
+    by_hour = any(p.replicas is not None for p in points)
+    series = []
+    for name in dict.fromkeys(p.name for p in points):
+        marks = tuple(
+            Mark(
+                p.per_hour if by_hour else p.per_1m_output,
+                p.margin,
+                f"{name}{f', {p.replicas} replicas' if p.replicas else ''}\n{p.load:.3g} requests/s each\n"
+                f"{p.per_hour:,.2f} {currency}/hour, {p.per_1m_output:,.3f} per million output tokens\n"
+                f"margin {p.margin:.0%}{', not beaten' if p.pareto else ''}",
+                strong=p.pareto,
+            )
+            for p in points
+            if p.name == name
+        )
+        series.append(Series(name, marks, line=False))
+    unit = "hour" if by_hour else "million output tokens"
+    return Chart(
+        "Cost against margin", f"{currency} per {unit}", "margin to the worst objective", tuple(series)
+    )
+
+
+def _plan_tables(plan: Plan) -> list[Table]:
+    tables = []
+    if plan.found is not None:
+        rows = []
+        for p in plan.found.promises:
+            share = p.what == "goodput"
+            value = (
+                "unknown" if p.value is None else f"{p.value:.2%}" if share else milliseconds(p.value * 1e3)
+            )
+            limit = f"{p.limit:.4g}" if share else milliseconds(p.limit * 1e3)
+            rows.append((p.what, value, limit, "" if p.used is None else f"{p.used:.0%}"))
+        where = str(plan.found.kept) if plan.found.level is not None else "one request at a time"
+        head = ("objective", "value", "limit", "used")
+        tables.append(Table(f"Objectives at {where}", head, tuple(rows)))
+    if plan.candidates:
+        tables.append(_candidate_table(plan))
+    if plan.bill is not None:
+        tables.append(_bill_table(plan.bill))
+    if plan.points and plan.question.prices is not None:
+        tables.append(_points_table(plan.points, plan.question.prices.currency))
+    return tables
+
+
+def _level_tables(plan: Plan) -> list[Table]:
+    tables = []
+    for name, found in [("", plan.found), *((c.name, c.found) for c in plan.candidates)]:
+        if found is not None and found.readings:
+            readings = tuple((f"{load:.3g}", f"{used:.1%}") for load, used in found.readings)
+            title = f"Simulated levels of load {name}".strip()
+            tables.append(Table(title, ("load", "worst objective used"), readings))
+    return tables
+
+
+def _candidate_table(plan: Plan) -> Table:
+    rows = []
+    for c in plan.candidates:
+        if c.found is None or c.found.level is None:
+            reason = c.failure or (c.found.cause.text if c.found else "")
+            rows.append((c.name, str(c.gpus_per_replica), "none", "", "", reason))
+            continue
+        interval = (
+            "" if c.found.low is None or c.found.high is None else f"{c.found.low:.3g} to {c.found.high:.3g}"
+        )
+        replicas = "" if c.sizing is None else str(c.sizing.recommended)
+        value = f"{c.found.level.value:.3g}"
+        rows.append((c.name, str(c.gpus_per_replica), value, interval, replicas, c.found.binding))
+    return Table("Candidates", ("replica", "GPUs", "requests/s", "95 %", "replicas", "binding"), tuple(rows))
+
+
+def _bill_table(bill: Cost) -> Table:
+    named = (
+        ("per hour", bill.per_hour),
+        ("per million output tokens (whole bill on output)", bill.per_1m_output),
+        ("per million input tokens (whole bill on input)", bill.per_1m_input),
+        ("per million input and output tokens together", bill.per_1m_total),
+        ("per thousand requests", bill.per_1k_requests),
+    )
+    rows = tuple((name, "unknown" if v is None else f"{v:,.4g} {bill.currency}") for name, v in named)
+    title = f"Cost at {bill.utilisation:.0%} of the load sustained under the objectives"
+    return Table(title, ("", "cost"), rows)
+
+
+def _points_table(points: Sequence[OperatingPoint], currency: str) -> Table:
+    rows = tuple(
+        (
+            p.name + (" *" if p.pareto else ""),
+            "" if p.replicas is None else str(p.replicas),
+            f"{p.load:.3g}",
+            f"{p.margin:.0%}",
+            f"{p.per_hour:,.2f}",
+            f"{p.per_1m_output:,.3f}",
+        )
+        for p in points
+    )
+    head = (
+        "way to run",
+        "replicas",
+        "requests/s each",
+        "margin",
+        f"{currency}/hour",
+        f"{currency}/1M output",
+    )
+    return Table("Ways to run; * is not beaten in both cost and margin", head, rows)
+
+
+def _whatif_headline(answer: WhatIf) -> str:
+    told = []
+    for row in answer.rows:
+        points = [p for p in row.points if p.failure is None and p.estimate("output_throughput") is not None]
+        if not points:
+            continue
+        best = max(points, key=_throughput)
+        told.append(f"most throughput at {best.variant.label}: {_throughput(best):,.0f} output tokens/s")
+    text = "; ".join(told)
+    return _sentence(text) if text else "No point could run."
+
+
+def _throughput(point: Point) -> float:
+    value = point.estimate("output_throughput")
+    return 0.0 if value is None else value.mean
+
+
+def _seeds(answer: WhatIf) -> str:
+    if not answer.random:
+        return "Nothing in this load is random: one run says all, and only the model can be wrong."
+    return (
+        f"The same requests at every point, {len(answer.seeds)} seeds; ± is the 95 % interval over seeds; "
+        f"changes below {MODEL_ERROR:.0%} are within a calibrated model's error."
+    )
+
+
+def _whatif_charts(row: Row) -> list[Chart]:
+    names = tuple(
+        p.variant.settings[0][1] if row.dimension is not None else str(i + 1)
+        for i, p in enumerate(row.points)
+    )
+    axis = "grid point" if row.dimension is None else row.dimension.name
+    charts = []
+    for key, title in METRICS:
+        marks = []
+        for i, point in enumerate(row.points):
+            value = point.estimate(key)
+            if point.failure is None and value is not None:
+                half = "" if not value.half else f" ± {value.half:,.3g}"
+                tip = f"{point.variant.label}\n{title} {value.mean:,.4g}{half}"
+                marks.append(Mark(float(i), value.mean, tip, value.low, value.high))
+        unit = "ms" if key.endswith("_ms") else "per second"
+        charts.append(Chart(title, axis, unit, (Series(title, tuple(marks)),), names=names))
+    return charts
+
+
+def _whatif_table(row: Row) -> Table:
+    rows = []
+    for point in row.points:
+        cells = [point.variant.label]
+        for key, _, _, digits in COLUMNS:
+            value = point.estimate(key) if point.failure is None else None
+            half = "" if value is None or not value.half else f" ± {value.half:,.{digits}f}"
+            cells.append("unknown" if value is None else f"{value.mean:,.{digits}f}{half}")
+        if point.failure is not None:
+            cells = [point.variant.label, f"cannot run: {point.failure}", *[""] * (len(COLUMNS) - 1)]
+        rows.append(tuple(cells))
+    name = "Full grid" if row.dimension is None else row.dimension.name
+    return Table(name, ("", *(title for _, title, _, _ in COLUMNS)), tuple(rows))
+
+
+def _assumed(notes: Sequence[Note], found: Capacity | None) -> tuple[str, ...]:
+    both = (*notes, *(found.notes if found else ()))
+    lines = [_sentence(f"{n.kind}: {n.subject}: {n.text}") for n in both]
+    if found is not None:
+        lines.append(_sentence(f"step times: {found.error.source}"))
+    lines.append("Replicas share the load evenly; each is simulated alone.")
+    return tuple(dict.fromkeys(lines))
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _footer(seeds: str) -> str:
+    try:
+        own = f"servecast {version('servecast')}"
+    except PackageNotFoundError:
+        own = "servecast"
+    return f"{own}, simulated; {seeds}"
