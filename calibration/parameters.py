@@ -1,12 +1,7 @@
-"""The scale on which coefficients are fitted: what is free, what is believed before, what physics allows.
-
-Rates (shares of a data-sheet peak) are fitted as logarithms, the ridge's exponent as its inverse, everything
-else as it is: an overhead may be zero.
-"""
+"""What is free in a fit, what is believed of it before, and what physics allows."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,10 +13,9 @@ from sim.hardware import GpuSpec
 from sim.provenance import Origin, Sourced
 from sim.steptime.defaults import default_efficiencies
 from sim.steptime.efficiencies import BOUNDS, Efficiencies
+from sim.steptime.scale import to_scale, with_vector
 
 Floats = NDArray[np.float64]
-
-RATES = ("weight_bandwidth", "kv_bandwidth", "gemm_flops", "attention_flops", "link_bandwidth")
 
 # How far a belief may be off: one standard deviation, on the scale of the fit.
 BELIEF: Mapping[str, float] = {
@@ -89,40 +83,12 @@ class Space:
 
     def unpack(self, vector: Sequence[float] | Floats) -> Efficiencies:
         """Inverse of `pack`; values outside the physical bounds are set to the bound."""
-        values = {
-            name: clipped(name, from_scale(name, float(value)))
-            for name, value in zip(self.names, vector, strict=True)
-        }
-        return replace(self.prior.efficiencies, **values)
+        return with_vector(self.prior.efficiencies, self.names, vector)
 
     def bounds(self) -> tuple[Floats, Floats]:
         """Lowest and highest vector that physics allows."""
         ends = [[to_scale(name, end) for end in BOUNDS[name][1:]] for name in self.names]
         return np.min(ends, axis=1), np.max(ends, axis=1)
-
-
-def is_rate(name: str) -> bool:
-    """Whether a coefficient is fitted as a logarithm."""
-    return name in RATES
-
-
-def to_scale(name: str, value: float) -> float:
-    """A coefficient on the scale that it is fitted on."""
-    if name == "ridge":
-        return 1.0 / value
-    return math.log(value) if is_rate(name) else value
-
-
-def from_scale(name: str, value: float) -> float:
-    """Inverse of `to_scale`."""
-    if name == "ridge":
-        return 1.0 / value if value > 0 else math.inf
-    return math.exp(value) if is_rate(name) else value
-
-
-def clipped(name: str, value: float) -> float:
-    """The nearest value that physics allows."""
-    return min(max(value, BOUNDS[name].low), BOUNDS[name].high)
 
 
 def default_prior(gpu: GpuSpec, without: Iterable[str] = ()) -> Prior:

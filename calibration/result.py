@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.parameters import Space, from_scale
+from calibration.parameters import Space
 from sim.steptime.efficiencies import BOUNDS, Efficiencies
 from sim.steptime.roofline import ValidRange
+from sim.steptime.scale import from_scale
 
 Floats = NDArray[np.float64]
 

@@ -6,6 +6,7 @@ Beyond the aggregates the report shows, where a result has them:
 * `extra["ttft_parts_ms"]`: mean parts of TTFT by name, in order [ms],
 * `extra["device_time"]`, `extra["waiting_time"]`: seconds by what bounded the steps, and by what kept
   requests waiting,
+* `extra["intervals"]`: level, from, and figures: key -> [low, high],
 * `server`: num_preemptions, prefix_cache_queries, prefix_cache_hits, kv_cache_tokens, max_kv_usage.
 """
 
@@ -145,7 +146,7 @@ def _totals(result: BenchResult) -> list[str]:
     rate = settings.get("request_rate")
     if isinstance(rate, int | float) and np.isfinite(rate):
         lines.append(_line("Request rate configured (RPS)", float(rate)))
-    lines.append(_line("Benchmark duration (s)", float(result.duration)))
+    lines.append(_line("Benchmark duration (s)", float(result.duration), _band(result, "duration")))
     for label, key in (
         ("Total input tokens", "total_input_tokens"),
         ("Total generated tokens", "total_output_tokens"),
@@ -157,7 +158,7 @@ def _totals(result: BenchResult) -> list[str]:
         ("Total token throughput (tok/s)", "total_token_throughput"),
     ):
         if figures.get(key) is not None or key in ("total_input_tokens", "total_output_tokens"):
-            more = _attainment(result) if key == "request_goodput" else ""
+            more = _attainment(result) if key == "request_goodput" else _band(result, key)
             lines.append(_line(label, figures.get(key), more))
     return lines
 
@@ -186,8 +187,20 @@ def _latency(result: BenchResult, key: str, name: str, title: str, paint: Paint)
     for k in keys:
         match = _PERCENTILE.fullmatch(k)
         word = f"P{match[1]}" if match else k.split("_")[0].capitalize()
-        lines.append(_line(f"{word} {name} (ms)", float(figures[k] or 0.0), _trust(result, k)))
+        more = "  ".join(part for part in (_band(result, k), _trust(result, k)) if part)
+        lines.append(_line(f"{word} {name} (ms)", float(figures[k] or 0.0), more))
     return lines
+
+
+def _band(result: BenchResult, key: str) -> str:
+    """The 90 % interval of a predicted figure, as its distances below and above: `-3.1 +4.0`."""
+    told = result.extra.get("intervals")
+    ends = told["figures"].get(key) if isinstance(told, Mapping) else None
+    value = result.duration if key == "duration" else result.aggregates.get(key)
+    if ends is None or value is None:
+        return ""
+    low, high = (float(end) - float(value) for end in ends)
+    return f"{low:+.2f} {high:+.2f}"
 
 
 def _trust(result: BenchResult, key: str) -> str:
@@ -321,6 +334,10 @@ def _bounds(result: BenchResult, paint: Paint) -> list[str]:
 
 def _notes(result: BenchResult, paint: Paint) -> list[str]:
     notes: list[Note] = list(result.notes)
+    spread = result.extra.get("intervals")
+    if isinstance(spread, Mapping):
+        text = f"{spread['level']:.0%} of the time a run lies within the distances shown: {spread['from']}"
+        notes.append(Note("info", "intervals", text))
     told = _regime(result).get("notes", ())
     notes += [n if isinstance(n, Note) else Note(n["kind"], n["subject"], n["text"]) for n in told]
     notes = [n for n in notes if n.subject not in ("saturated", "load")]  # the verdict has said so

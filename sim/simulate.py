@@ -34,6 +34,10 @@ from sim.workload.generate import generate_load, warmups
 
 ENGINES: Mapping[str, EngineGlue] = {"vllm": vllm.ENGINE, "sglang": sglang.ENGINE}
 
+MAX_OUTSIDE = (
+    0.01  # share of steps that may lie outside a calibration before the prediction is an extrapolation
+)
+
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
@@ -88,11 +92,11 @@ def simulate(
         load = generate_load(spec)
         requests = load.requests
         notes += load.notes
-    first = [*_renamed(before), *warmups(spec, list(requests))]
+    first = [*_renamed(before), *warmups(spec, requests)]
     if step_time is None:
         step_time = roofline(scenario)
         notes += default_efficiencies(scenario.gpu).notes()
-    everything = [*first, *requests]
+    everything = [*first, *requests] if first else requests
     outcome = run(
         engine.make_scheduler(scenario.engine, account, everything, scenario.seed),
         requests,
@@ -142,13 +146,16 @@ def _report(
     records, usage, spec = outcome.records, outcome.usage, scenario.workload
     figures = summarise(records, spec, outcome.duration)
     verdict = success_verdict(figures)
-    if usage.out_of_range:
-        reasons = tuple(
-            Note("warning", "step time", f"{count} of {usage.steps} steps: {reason}")
-            for reason, count in sorted(usage.out_of_range.items())
-        )
+    outside = sum(usage.out_of_range.values()) / max(1, usage.steps)
+    reasons = tuple(
+        Note("warning", "step time", f"{count} of {usage.steps} steps: {reason}")
+        for reason, count in sorted(usage.out_of_range.items())
+    )
+    if outside > MAX_OUTSIDE:
         status = verdict.status if verdict.status == "INVALID" else "SUSPECT"
         verdict = Verdict(status, (*verdict.reasons, *reasons))
+    else:
+        notes += reasons
     result = BenchResult(
         origin="predicted",
         tool="servecast predict",
@@ -167,6 +174,13 @@ def _report(
             "waiting_time": dict(sorted(usage.waiting.items())),
             "steps": usage.steps,
             "step_time": _described(step_time),
+            "range": {
+                "status": "extrapolated" if outside > MAX_OUTSIDE else "in range",
+                "share_outside": outside,
+                "how_far": sorted(usage.out_of_range),
+            }
+            if getattr(step_time, "valid", None) is not None
+            else None,
         },
     )
     return SimResult(result, outcome.ttft_parts, usage, account)

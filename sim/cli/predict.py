@@ -38,16 +38,14 @@ def simulate_with(
     profile: Path | None,
     steps: Callable[[dict[str, Any]], None] | None = None,
     leap: bool = True,
+    draws: int | None = 0,
 ) -> SimResult:
-    """Simulate a scenario with the profile's step times if one is given."""
-    from dataclasses import replace
+    """Simulate a scenario with the profile's step times if one is given; see `sim.forecast.forecast`."""
+    from sim.forecast import forecast
+    from sim.profile import load_profile
 
-    from sim.simulate import simulate
-
-    step_time, notes = step_time_from(profile, scenario)
-    return simulate(
-        replace(scenario, notes=(*scenario.notes, *notes)), step_time=step_time, steps=steps, leap=leap
-    )
+    loaded = None if profile is None else load_profile(profile)
+    return forecast(scenario, loaded, draws=draws, steps=steps, leap=leap)
 
 
 @contextmanager
@@ -84,6 +82,12 @@ def steps_file(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] |
 @click.option("--json", "json_to", metavar="FILE|-", help="Write the result with `vllm bench serve`'s keys.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the result (.png, .svg or .pdf).")
 @click.option("--steps", type=click.Path(path_type=Path), help="Write each step's batch as JSONL.")
+@click.option(
+    "--draws",
+    type=click.IntRange(0, 200),
+    metavar="N",
+    help="Simulations behind the intervals [default: 8 with --profile, 2 without]; 0 leaves intervals out.",
+)
 @click.option("--no-leap", is_flag=True, help="Take every step one by one: slower, same result.")
 def predict(
     inputs: ScenarioOptions,
@@ -92,6 +96,7 @@ def predict(
     json_to: str | None,
     plot: Path | None,
     steps: Path | None,
+    draws: int | None,
     no_leap: bool,
 ) -> None:
     """Predict TTFT, TPOT, ITL, E2E, throughput, KV use and preemptions of SCENARIO.yaml or of two commands.
@@ -111,7 +116,7 @@ def predict(
         return
     check_outputs(json_to, plot)
     with steps_file(steps) as sink:
-        outcome = simulate_with(scenarios[0], profile, sink, leap=not no_leap)
+        outcome = simulate_with(scenarios[0], profile, sink, leap=not no_leap, draws=draws)
     write_outcome(outcome, json_to, plot)
 
 

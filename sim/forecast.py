@@ -1,0 +1,131 @@
+"""A prediction with its intervals: the most likely simulation, and those that are also possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sim.intervals import LEVEL, Interval, intervals, repeat_noise
+from sim.metrics import Figures
+from sim.profile import Profile
+from sim.provenance import Note, Origin
+from sim.replica import StepSink
+from sim.request import Request
+from sim.results import BenchResult
+from sim.scenario import Scenario
+from sim.simulate import SimResult, roofline, simulate
+from sim.steptime.base import StepTimeModel
+from sim.steptime.defaults import default_efficiencies
+from sim.steptime.scale import slowed
+
+DRAWS = 8
+# Standard deviation of whole steps without a calibration [log]: of a card whose efficiencies were measured
+# or fitted, and of one for which they are assumed (90 % of +-28 %).
+KNOWN_CARD = 0.05
+ASSUMED_CARD = 0.15
+ESSENTIAL = ("weight_bandwidth", "kv_bandwidth", "gemm_flops")
+Z90 = 1.645
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a prediction's intervals rest on, in words, and the step times that are also possible."""
+
+    text: str
+    models: tuple[StepTimeModel, ...]
+    envelope: bool
+
+
+def forecast(
+    scenario: Scenario,
+    profile: Profile | None = None,
+    *,
+    draws: int | None = None,
+    requests: Sequence[Request] | None = None,
+    steps: StepSink | None = None,
+    leap: bool = True,
+) -> SimResult:
+    """`simulate`, with 90 % intervals under `extra["intervals"]` of the result.
+
+    With a profile, coefficients are drawn from what its evidence allows, each with another seed of the load.
+    Without one, the load is simulated with all steps slower and faster by what is assumed of the card.
+
+    Args:
+        draws: further simulations with a profile; 0 leaves intervals out altogether.
+        requests, steps, leap: see `simulate`; `steps` sees the most likely simulation only.
+
+    Raises:
+        BadInput, EngineStuck: as `simulate`; the profile is of another GPU.
+    """
+    notes: tuple[Note, ...] = ()
+    step_time: StepTimeModel | None = None
+    if profile is not None:
+        step_time, notes = profile.step_time(scenario)
+    nominal = simulate(
+        replace(scenario, notes=(*scenario.notes, *notes)),
+        step_time=step_time,
+        requests=requests,
+        steps=steps,
+        leap=leap,
+    )
+    count = DRAWS if draws is None else draws
+    if not count:
+        return nominal
+    basis = _basis(scenario, profile, count)
+    others = []
+    for index, model in enumerate(basis.models):
+        reseeded = scenario if basis.envelope else _reseeded(scenario, index + 1)
+        run = simulate(reseeded, step_time=model, requests=requests, account=nominal.account, leap=leap)
+        others.append(_figures(run.result))
+    centre = _figures(nominal.result)
+    found = _envelope(centre, others) if basis.envelope else intervals(centre, others)
+    return replace(nominal, result=_with_intervals(nominal.result, found, basis.text))
+
+
+def _figures(result: BenchResult) -> Figures:
+    return {**result.aggregates, "duration": result.duration}
+
+
+def _reseeded(scenario: Scenario, by: int) -> Scenario:
+    workload = replace(scenario.workload, seed=scenario.workload.seed + by)
+    return replace(scenario, workload=workload, seed=scenario.seed + by)
+
+
+def _basis(scenario: Scenario, profile: Profile | None, draws: int) -> Basis:
+    if profile is not None:
+        text = f"{draws} draws of the profile's coefficients and of the load's seed, and repeat noise"
+        return Basis(text, tuple(profile.draws(scenario, draws, scenario.seed)), envelope=False)
+    defaults = default_efficiencies(scenario.gpu)
+    assumed = any(defaults.sources[name].origin is Origin.ASSUMED for name in ESSENTIAL)
+    width = ASSUMED_CARD if assumed else KNOWN_CARD
+    factor = math.exp(Z90 * width)
+    models = tuple(roofline(scenario, slowed(defaults.efficiencies, f)) for f in (1.0 / factor, factor))
+    why = "assumed efficiencies" if assumed else "efficiencies that were not measured on this very card"
+    text = f"steps up to {100 * (factor - 1):.0f} % slower or faster ({why}), and repeat noise"
+    return Basis(text, models, envelope=True)
+
+
+def _envelope(nominal: Figures, ends: Sequence[Figures]) -> dict[str, Interval]:
+    """Lowest and highest of all simulations, with repeat noise on top."""
+    plain = intervals(nominal, (), noise=0.0)
+    found = {}
+    for key, own in plain.items():
+        values = [own.centre, *(v for e in ends if (v := e.get(key)) is not None and v > 0)]
+        if len(values) <= len(ends):
+            continue
+        noise = Z90 * repeat_noise(key)
+        above, below = math.log(max(values) / own.centre), math.log(own.centre / min(values))
+        low = own.centre * math.exp(-math.hypot(below, noise))
+        found[key] = Interval(own.centre, low, own.centre * math.exp(math.hypot(above, noise)))
+    return found
+
+
+def _with_intervals(result: BenchResult, found: dict[str, Interval], text: str) -> BenchResult:
+    shown: dict[str, Any] = {
+        "level": LEVEL,
+        "from": text,
+        "figures": {key: [interval.low, interval.high] for key, interval in found.items()},
+    }
+    return replace(result, extra={**result.extra, "intervals": shown})
