@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 import simpy
@@ -19,6 +18,7 @@ class Client:
     which the client is made.
 
     Args:
+        requests: by arrival.
         send: sends a request now.
         plan: takes all requests with their send times in advance, instead of `send`, where no cap can hold
             any back.
@@ -39,17 +39,19 @@ class Client:
         self.done = env.event()
         self._env = env
         self._send = send
-        self._due = deque(sorted(requests, key=lambda r: r.arrival))
-        self._free = max_concurrency if max_concurrency is not None else len(self._due)
+        self._due = iter(requests)
+        self._next: Request | None = None
+        self._free = max_concurrency if max_concurrency is not None else len(requests)
         self._capped = max_concurrency is not None
-        self._open = len(self._due)
+        self._open = len(requests)
         self._latest = env.now
         self._alarm_set = False
-        if not self._due:
+        if not requests:
             self.done.succeed()
         elif plan is not None and not self._capped:
             plan((self._start + request.arrival, request) for request in self._due)
         else:
+            self._next = next(self._due)
             self._pump()
 
     def delivered(self, request: Request, when: float) -> None:
@@ -70,12 +72,16 @@ class Client:
         self.done.succeed()
 
     def _pump(self) -> None:
-        while self._due and self._free and self._start + self._due[0].arrival <= self._env.now:
+        while self._next is not None and self._free:
+            due = self._start + self._next.arrival
+            if due > self._env.now:
+                if not self._alarm_set:
+                    self._alarm_set = True
+                    at(self._env, due, self._alarm)
+                return
             self._free -= 1
-            self._send(self._due.popleft())
-        if self._due and self._free and not self._alarm_set:
-            self._alarm_set = True
-            at(self._env, self._start + self._due[0].arrival, self._alarm)
+            request, self._next = self._next, next(self._due, None)
+            self._send(request)
 
     def _alarm(self) -> None:
         self._alarm_set = False

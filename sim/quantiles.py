@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,28 +108,37 @@ class Runs:
     Attributes:
         weight: how often each value of a run occurs (requests that decode together have the same
             latencies); None: once.
+        single, single_weight: further values, and how often each occurs; shape (m,).
     """
 
     start: Floats
     slope: Floats
     count: Ints
     weight: Ints | None = None
+    single: Floats = field(default_factory=lambda: np.empty(0))
+    single_weight: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __len__(self) -> int:
-        return int((self.count if self.weight is None else self.count * self.weight).sum())
+        total = (self.count if self.weight is None else self.count * self.weight).sum()
+        return int(total) + int(self.single_weight.sum(dtype=np.int64))
 
     def expand(self) -> Floats:
         """Every value, run by run."""
         ends = np.cumsum(self.count)
         step = np.arange(int(self.count.sum())) - np.repeat(ends - self.count, self.count)
         values: Floats = np.repeat(self.start, self.count) + np.repeat(self.slope, self.count) * step
-        return values if self.weight is None else np.repeat(values, np.repeat(self.weight, self.count))
+        if self.weight is not None:
+            values = np.repeat(values, np.repeat(self.weight, self.count))
+        return np.concatenate((values, np.repeat(self.single, self.single_weight)))
 
     def mean(self) -> float | None:
         """Mean of all values."""
         n = len(self)
+        if not n:
+            return None
         c = self.count.astype(np.float64)
-        return float(np.sum(self._weighted(c * self.start + self.slope * c * (c - 1) / 2)) / n) if n else None
+        runs = self._weighted(c * self.start + self.slope * c * (c - 1) / 2)
+        return (float(runs.sum()) + float(np.dot(self.single, self.single_weight))) / n
 
     def std(self) -> float | None:
         """Standard deviation of all values (divisor n, as numpy's and vLLM's)."""
@@ -139,7 +148,9 @@ class Runs:
         c = self.count.astype(np.float64)
         a = self.start - mean
         squares = c * a**2 + a * self.slope * c * (c - 1) + self.slope**2 * (c - 1) * c * (2 * c - 1) / 6
-        return math.sqrt(max(0.0, float(self._weighted(squares).sum()) / len(self)))
+        total = float(self._weighted(squares).sum())
+        total += float(np.dot(np.square(self.single - mean), self.single_weight))
+        return math.sqrt(max(0.0, total / len(self)))
 
     def percentile(self, q: float) -> float | None:
         """`percentile` of all values, without making them; to about 1e-13 of the largest one."""
@@ -150,16 +161,13 @@ class Runs:
         n = len(self)
         if n == 0:
             return [None] * len(quantiles)
-        held = self.count > 0
-        if self.weight is not None:
-            held &= self.weight > 0
-        bounds = _Counting.of(self, held)
+        ordered = _Ordered.of(self)
         found: list[float | None] = []
         for q in quantiles:
             position = (n - 1) * q / 100.0
             k = math.floor(position)
-            low = bounds.smallest(k)
-            high = low if position == k else bounds.smallest(min(k + 1, n - 1))
+            low = ordered.smallest(k)
+            high = low if position == k else ordered.smallest(min(k + 1, n - 1))
             found.append(low + (high - low) * (position - k))
         return found
 
@@ -168,12 +176,13 @@ class Runs:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counting:
-    """Order statistics of runs: single values are sorted once, progressions counted by formula.
+class _Ordered:
+    """Order statistics of runs: single values are sorted once, progressions are counted by formula.
 
     Attributes:
-        single, upto: distinct positions of single values in order, and how many values lie at or before.
+        single, upto: single values in order, and how many values lie at or before each.
         bottom, step, count, weight: progressions of two values or more, each from its smallest value on.
+        low, high: the smallest and the largest value.
     """
 
     single: Floats
@@ -186,18 +195,29 @@ class _Counting:
     high: float
 
     @classmethod
-    def of(cls, runs: Runs, held: NDArray[np.bool_]) -> _Counting:
-        start, slope, count = runs.start[held], runs.slope[held], runs.count[held]
-        weight = np.ones(len(count), dtype=np.int64) if runs.weight is None else runs.weight[held]
-        last = start + slope * (count - 1)
-        bottom, top = np.minimum(start, last), np.maximum(start, last)
-        step = np.abs(slope)
-        low, high = float(bottom.min()), float(top.max())
-        flat = (step * count <= 1e-13 * max(abs(low), abs(high))) | (count == 1)
-        order = np.argsort(bottom[flat], kind="stable")
-        upto = np.cumsum((count[flat] * weight[flat])[order])
-        rest = ~flat
-        return cls(bottom[flat][order], upto, bottom[rest], step[rest], count[rest], weight[rest], low, high)
+    def of(cls, runs: Runs) -> _Ordered:
+        weight = np.ones(len(runs.count), dtype=np.int64) if runs.weight is None else runs.weight
+        last = runs.start + runs.slope * (runs.count - 1)
+        bottom, top = np.minimum(runs.start, last), np.maximum(runs.start, last)
+        held, some = (runs.count > 0) & (weight > 0), runs.single_weight > 0
+        low = min(bottom[held].min(initial=math.inf), runs.single[some].min(initial=math.inf))
+        high = max(top[held].max(initial=-math.inf), runs.single[some].max(initial=-math.inf))
+        step = np.abs(runs.slope)
+        flat = held & ((step * runs.count <= 1e-13 * max(abs(low), abs(high))) | (runs.count == 1))
+        single = np.concatenate((bottom[flat], runs.single))
+        times = np.concatenate(((runs.count * weight)[flat], runs.single_weight))
+        order = np.argsort(single, kind="stable")
+        rest = held & ~flat
+        return cls(
+            single[order],
+            np.cumsum(times[order], dtype=np.int64),
+            bottom[rest],
+            step[rest],
+            runs.count[rest],
+            weight[rest],
+            float(low),
+            float(high),
+        )
 
     def smallest(self, k: int) -> float:
         """The k-th smallest value (from 0), by bisection on how many values lie at or below a bound."""

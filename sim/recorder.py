@@ -14,6 +14,7 @@ from sim.request import Request
 from sim.results import Floats, Ints
 from sim.steptime.base import FrontEnd
 from sim.tokens import EmissionTable, num_gaps
+from sim.workload.table import RequestTable
 
 NAN = float("nan")
 STATUS = ("unfinished", "ok", "empty", "server_error")
@@ -300,15 +301,14 @@ class Recorder:
             if track.run_first >= 0:
                 self._close(track, self._emissions - 1, self._place(track))
 
-    def records(self, order: Sequence[Request]) -> SimulatedRecords:
+    def records(self, order: Sequence[Request], parts: TtftParts) -> SimulatedRecords:
         """Records of all requests, in the order in which they were sent. Call `flush` first."""
-        parts = self.ttft_parts(order)
         output_len = _ints(self._output_len)
         offsets = np.zeros(len(order) + 1, dtype=np.int64)
         np.cumsum(num_gaps(output_len, self._interval), out=offsets[1:])
         return SimulatedRecords(
-            request_id=tuple([r.request_id for r in order]),
-            scheduled=np.array([r.arrival for r in order], dtype=np.float64),
+            request_id=order.ids if isinstance(order, RequestTable) else tuple([r.request_id for r in order]),
+            scheduled=_arrivals(order),
             sent=_floats(self._sent) - self.start,
             first_token=_floats(self._first_token) - self.start,
             last_token=_floats(self._last_token) - self.start,
@@ -325,7 +325,7 @@ class Recorder:
 
     def ttft_parts(self, order: Sequence[Request]) -> TtftParts:
         """The split of each request's time to first token."""
-        scheduled = np.array([r.arrival for r in order], dtype=np.float64) + self.start
+        scheduled = _arrivals(order) + self.start
         sent, at_engine = _floats(self._sent), _floats(self._at_engine)
         first_scheduled, first_result = _floats(self._first_scheduled), _floats(self._first_result)
         return TtftParts(
@@ -359,6 +359,12 @@ class Recorder:
             start=self.start,
             interval=self._interval,
         )
+
+
+def _arrivals(order: Sequence[Request]) -> Floats:
+    if isinstance(order, RequestTable):
+        return order.arrivals
+    return np.array([request.arrival for request in order], dtype=np.float64)
 
 
 def _floats(column: array[float]) -> Floats:

@@ -19,6 +19,7 @@ from sim.replica import Replica, StepSink, Usage
 from sim.request import Request
 from sim.results import RequestRecords, ServerSeries
 from sim.steptime.base import StepTimeModel
+from sim.workload.table import RequestTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,9 @@ def run(
     """
     env = simpy.Environment()
     recorder = Recorder(step_time.front_end, stream_interval)
-    leaper = _leaping(scheduler, [*warmups, *requests]) if leap and steps is None else None
+    requests = _in_order(requests)
+    everything = [*warmups, *requests] if warmups else requests
+    leaper = _leaping(scheduler, everything) if leap and steps is None else None
     if leaper is None:
         replica = Replica(
             env, scheduler, step_time, recorder, idle_poll=idle_poll, limits=limits, steps=steps
@@ -76,16 +79,23 @@ def run(
         replica.forget_usage()
     _send(env, replica, recorder, requests, max_concurrency)
     recorder.flush()
-    order = sorted(requests, key=lambda r: r.arrival)
     samples = np.array(replica.series.samples, dtype=np.float64).reshape(-1, 4)
     samples[:, 0] -= recorder.start
+    parts = recorder.ttft_parts(requests)
     return RunOutcome(
-        records=recorder.records(order),
-        ttft_parts=recorder.ttft_parts(order),
+        records=recorder.records(requests, parts),
+        ttft_parts=parts,
         series=ServerSeries(*samples.T.copy()),
         usage=replica.usage,
         duration=env.now - recorder.start,
     )
+
+
+def _in_order(requests: Sequence[Request]) -> Sequence[Request]:
+    """The requests by arrival; a table has them in order already."""
+    if isinstance(requests, RequestTable):
+        return requests
+    return sorted(requests, key=lambda request: request.arrival)
 
 
 def _leaping(scheduler: Scheduler, requests: Sequence[Request]) -> Leaping | None:

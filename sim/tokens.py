@@ -19,6 +19,7 @@ from sim.quantiles import Runs
 from sim.results import Floats, Ints
 
 Sizes = NDArray[np.int32]
+AT_ONCE = 1 << 18  # emissions looked at together
 
 
 @dataclass(frozen=True)
@@ -69,31 +70,43 @@ class EmissionTable:
 
     def itl_runs(self) -> Runs:
         """All inter-token latencies, pooled. Only for chunks of one token."""
-        last = self.base.copy()
         inner = self.leap_count - 1
-        last[self.leap_piece] += self.leap_gap * inner + self.leap_slope * (inner * (inner - 1) // 2)
+        last = self.base[:-1].copy()
+        reached = self.leap_piece < len(last)
+        ends = self.leap_gap * inner + self.leap_slope * (inner * (inner - 1) // 2)
+        last[self.leap_piece[reached]] += ends[reached]
         follows = self.stayed[1:] > 0
-        between = (self.base[1:] - last[:-1])[follows]
-        once = np.ones(len(between) + len(self.gaps), dtype=np.int64)
         return Runs(
-            start=np.concatenate((between, self.gaps[:, 0], self.leap_gap)),
-            slope=np.concatenate((np.zeros(len(once)), self.leap_slope)),
-            count=np.concatenate((once, inner)),
-            weight=np.concatenate(
-                (self.stayed[1:][follows], self.gaps[:, 1].astype(np.int64), self.size[self.leap_piece])
-            ),
+            start=self.leap_gap,
+            slope=self.leap_slope,
+            count=inner,
+            weight=self.size[self.leap_piece].astype(np.int64),
+            single=np.concatenate(((self.base[1:] - last)[follows], self.gaps[:, 0])),
+            single_weight=np.concatenate((self.stayed[1:][follows], self.gaps[:, 1].astype(np.int32))),
         )
 
     def per_second(self, start: float) -> Floats:
         """Tokens in each second from `start` on, in the run's own time."""
+        bases, sizes = self._bases(), np.repeat(self.size, self._count)
         shift = self.delay - self.start - start
-        begin = np.concatenate((self._bases() + shift, self.apart_time - self.start - start - self.cost))
-        size = np.concatenate((np.repeat(self.size, self._count), np.ones(len(self.apart_time), np.int32)))
+        parts = [
+            self._in_seconds(bases[at : at + AT_ONCE] + shift, sizes[at : at + AT_ONCE])
+            for at in range(0, len(bases), AT_ONCE)
+        ]
+        alone = self.apart_time - self.start - start - self.cost
+        parts.append(self._in_seconds(alone, np.ones(len(alone), dtype=np.int32)))
+        total = np.zeros(max(map(len, parts)))
+        for part in parts:
+            total[: len(part)] += part
+        return total
+
+    def _in_seconds(self, begin: Floats, size: Sizes) -> Floats:
+        """Tokens in each second of emissions that begin to reach the client then."""
         if not len(begin):
             return np.zeros(0)
         last_second = (begin + self.cost * size).astype(np.int64)
-        total = np.zeros(int(last_second.max()) + 1)
         second = (begin + self.cost).astype(np.int64)
+        total = np.zeros(int(last_second.max()) + 1)
         done = np.zeros(len(begin), dtype=np.int64)
         while len(begin):  # once for each second that an emission reaches into
             ends = second == last_second

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,7 @@ from sim.errors import BadInput
 from sim.provenance import Note
 from sim.request import Segment
 from sim.workload.spec import PrefixRepetitionDataset, RandomDataset
+from sim.workload.table import OwnPrompts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,8 +37,8 @@ class Prompts:
         notes: what the user should know of the data.
     """
 
-    segments: list[tuple[Segment, ...]]
-    output_lens: list[int]
+    segments: Sequence[tuple[Segment, ...]]
+    output_lens: Sequence[int] | Ints
     arrivals: Floats | None = None
     sessions: list[str | None] | None = None
     priorities: list[int] | None = None
@@ -70,12 +72,16 @@ def _starts(n: int, vocab_size: int, offsets: Ints) -> list[int]:
 
 
 def _random_segments(
-    prefix_len: int, lens: list[int], keys: list[int], special: int
-) -> list[tuple[Segment, ...]]:
-    """Prefix (if any), then the rest under its own key; `special` tokens stand in front of everything."""
+    prefix_len: int, lens: list[int], keys: list[int] | None, special: int
+) -> Sequence[tuple[Segment, ...]]:
+    """Prefix (if any), then the rest under its key (None: the request's number); `special` tokens first."""
     head: tuple[Segment, ...] = (("special", special),) if special else ()
     if prefix_len:
         head = (*head, ("prefix", prefix_len))
+    if not head and keys is None:
+        return OwnPrompts(lens)
+    if keys is None:
+        keys = list(range(len(lens)))
     if not head:
         return [((key, length),) for key, length in zip(keys, lens, strict=True)]
     return [(*head, (key, length)) if length else head for key, length in zip(keys, lens, strict=True)]
@@ -103,8 +109,8 @@ def vllm_random(dataset: RandomDataset, n: int, seed: int) -> Prompts:
     output_high = max(math.ceil(dataset.output_len * (1 + output_ratio)), 1)
     rng = np.random.default_rng(seed)
     input_lens: list[int] = rng.integers(low, high + 1, size=n).tolist()
-    output_lens: list[int] = rng.integers(output_low, output_high + 1, size=n).tolist()
-    keys = list(range(n))
+    output_lens: Ints = rng.integers(output_low, output_high + 1, size=n)
+    keys = None
     if dataset.vocab_size is not None:
         keys = _starts(n, dataset.vocab_size, rng.integers(0, dataset.vocab_size, size=n))
     segments = _random_segments(dataset.prefix_len, input_lens, keys, special)
@@ -129,16 +135,14 @@ def sglang_random(dataset: RandomDataset, n: int, rng: np.random.RandomState) ->
     if dataset.prefix_len:
         raise BadInput("--random-prefix-len", dataset.prefix_len, "sglang.bench_serving has no shared prefix")
     input_lens = rng.randint(max(int(dataset.input_len * ratio), 1), dataset.input_len + 1, size=n)
-    output_lens: list[int] = rng.randint(
-        max(int(dataset.output_len * ratio), 1), dataset.output_len + 1, size=n
-    ).tolist()
+    output_lens = rng.randint(max(int(dataset.output_len * ratio), 1), dataset.output_len + 1, size=n)
     special = dataset.num_special_tokens
     lens: list[int] = np.maximum(1, input_lens - special).tolist()
-    keys = list(range(n))
+    keys = None
     if dataset.vocab_size is not None:
         offsets = rng.randint(0, dataset.vocab_size, size=n)
         keys = _starts(n, dataset.vocab_size, offsets.astype(np.int64))
-    return Prompts(_random_segments(0, lens, keys, special), output_lens)
+    return Prompts(_random_segments(0, lens, keys, special), output_lens.astype(np.int64))
 
 
 def prefix_repetition(dataset: PrefixRepetitionDataset, n: int, seed: int) -> Prompts:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from sim.workload.arrivals import check_arrivals, sglang_arrivals, vllm_arrivals
 from sim.workload.datasets import Prompts, prefix_repetition, sglang_random, vllm_random
 from sim.workload.sharegpt import read_sharegpt
 from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
+from sim.workload.table import RequestTable
 from sim.workload.traces import first, read_trace
 
 Floats = NDArray[np.float64]
@@ -32,7 +33,7 @@ class Load:
         notes: what the user should know: estimated lengths, rows left out, prompts repeated.
     """
 
-    requests: list[Request]
+    requests: RequestTable
     notes: tuple[Note, ...]
 
 
@@ -49,7 +50,7 @@ def generate(spec: WorkloadSpec, seed: int | None = None) -> list[Request]:
     Raises:
         BadInput: a value or a file that cannot be used, named.
     """
-    return generate_load(spec, seed).requests
+    return list(generate_load(spec, seed).requests)
 
 
 def generate_load(spec: WorkloadSpec, seed: int | None = None) -> Load:
@@ -107,7 +108,7 @@ def check_spec(spec: WorkloadSpec, seed: int) -> None:
         raise BadInput("--output-len", fixed, "must be at least 1")
 
 
-def warmups(spec: WorkloadSpec, requests: list[Request]) -> list[Request]:
+def warmups(spec: WorkloadSpec, requests: Sequence[Request]) -> list[Request]:
     """The warm-up requests: `num_warmups` copies of request 0 (vllm/benchmarks/serve.py, 0.28).
 
     The client sends them all at once (under `max_concurrency`) and waits for the last answer before its
@@ -143,20 +144,14 @@ def _prompts(spec: WorkloadSpec, seed: int, rng: np.random.RandomState) -> Promp
     return cut
 
 
-def _requests(spec: WorkloadSpec, prompts: Prompts, arrivals: Floats, count: int) -> list[Request]:
+def _requests(spec: WorkloadSpec, prompts: Prompts, arrivals: Floats, count: int) -> RequestTable:
     ignores_eos = spec.ignore_eos or prompts.forces_ignore_eos
-    # A length from a trace is where the model stopped; without ignore_eos it stops there again.
-    stops = repeat(None) if ignores_eos else prompts.output_lens
-    return [
-        Request(str(i), segments, output_len, arrival, stop, priority, session)
-        for i, segments, output_len, arrival, stop, priority, session in zip(
-            range(count),
-            prompts.segments,
-            prompts.output_lens,
-            arrivals.tolist(),
-            stops,
-            prompts.priorities or repeat(0),
-            prompts.sessions or repeat(None),
-            strict=False,
-        )
-    ]
+    return RequestTable(
+        prompts.segments,
+        prompts.output_lens,
+        arrivals[:count],
+        # A length from a trace is where the model stopped; without ignore_eos it stops there again.
+        stops=not ignores_eos,
+        priorities=prompts.priorities,
+        sessions=prompts.sessions,
+    )

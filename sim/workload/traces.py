@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from sim.workload.files import (
     whole,
 )
 from sim.workload.spec import FileDataset
+from sim.workload.table import OwnPrompts
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +60,7 @@ def read_trace(dataset: FileDataset) -> Prompts:
 
 def _by_arrival(
     arrivals: Sequence[float] | Floats,
-    segments: list[tuple[Segment, ...]],
+    segments: Sequence[tuple[Segment, ...]],
     output_lens: list[int],
     output_len: int | None,
     **more: Any,
@@ -66,9 +68,12 @@ def _by_arrival(
     """Order rows by arrival (equal times keep the file's order) and count time from the first."""
     times = np.asarray(arrivals, dtype=np.float64)
     if len(times) and bool(np.any(np.diff(times) < 0)):
-        order = np.argsort(times, kind="stable").tolist()
-        times = times[order]
-        segments = [segments[i] for i in order]
+        ranks = np.argsort(times, kind="stable")
+        times, order = times[ranks], ranks.tolist()
+        if isinstance(segments, OwnPrompts):
+            segments = segments.in_order(ranks)
+        else:
+            segments = [segments[i] for i in order]
         output_lens = [output_lens[i] for i in order]
         more = {k: [v[i] for i in order] if isinstance(v, list) else v for k, v in more.items()}
     if output_len is not None:
@@ -78,7 +83,7 @@ def _by_arrival(
 
 def _azure(path: str, text: str, output_len: int | None) -> Prompts:
     """Azure LLM inference trace (Azure/AzurePublicDataset, 2023 and 2024)."""
-    rows = csv.reader(text.splitlines())
+    rows = csv.reader(io.StringIO(text))
     header = [name.strip() for name in next(rows)]
     missing = [name for name in AZURE_COLUMNS if name not in header]
     if missing:
@@ -86,7 +91,7 @@ def _azure(path: str, text: str, output_len: int | None) -> Prompts:
     when, context, generated = (header.index(name) for name in AZURE_COLUMNS)
     stamps: list[str] = []
     lines: list[int] = []
-    segments: list[tuple[Segment, ...]] = []
+    lens: list[int] = []
     output_lens: list[int] = []
     for row in rows:
         if not row:
@@ -96,9 +101,9 @@ def _azure(path: str, text: str, output_len: int | None) -> Prompts:
             raise BadInput(where, None, f"has {len(row)} of {len(header)} columns; is the file truncated?")
         stamps.append(row[when].strip())
         lines.append(rows.line_num)
-        segments.append(((len(segments), whole(row[context], where, "ContextTokens", 1)),))
+        lens.append(whole(row[context], where, "ContextTokens", 1))
         output_lens.append(whole(row[generated], where, "GeneratedTokens", 1))
-    return _by_arrival(_stamps(stamps, lines, path), segments, output_lens, output_len)
+    return _by_arrival(_stamps(stamps, lines, path), OwnPrompts(lens), output_lens, output_len)
 
 
 def _stamps(stamps: list[str], lines: list[int], path: str) -> Floats:

@@ -295,6 +295,8 @@ class CountingBlockPool:
 
 def can_share_prefixes(requests: Iterable[Request]) -> bool:
     """Whether two of the requests may begin with the same block; False if all first segments differ."""
+    if getattr(requests, "shares_nothing", False):
+        return False
     seen: set[SegmentKey] = set()
     for request in requests:
         key = request.prompt[0][0]

@@ -31,8 +31,12 @@ def can_leap(config: VllmSchedulerConfig, requests: Iterable[Request]) -> bool:
         config.scheduling_policy == "fcfs"
         and not config.long_prefill_token_threshold
         and (budget is None or budget >= config.max_num_seqs)
-        and not any(isinstance(key, str) and key.startswith("out:") for r in requests for key, _ in r.prompt)
+        and (getattr(requests, "shares_nothing", False) or not any(map(_quotes, requests)))
     )
+
+
+def _quotes(request: Request) -> bool:
+    return any(isinstance(key, str) and key.startswith("out:") for key, _ in request.prompt)
 
 
 class ParkedRequest(EngineRequest):
