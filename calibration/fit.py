@@ -224,7 +224,8 @@ def _structure(runs: Sequence[AlignedRun], efficiencies: Efficiencies) -> float:
     deviations = [
         float(np.median((run.rows.measured - run.predicted(efficiencies))[kept] / run.rows.measured[kept]))
         for run in runs
-        if (kept := run.rows.kind > 0).any()
+        # Two tokens that came in one message lie no time apart.
+        if (kept := (run.rows.kind > 0) & (run.rows.measured > 0)).any()
     ]
     found = float(np.sqrt(np.mean(np.square(deviations)))) if deviations else 0.0
     return max(STRUCTURE_FLOOR, found)
