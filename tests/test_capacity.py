@@ -20,7 +20,6 @@ from sim.planning.probe import Level, at_level
 from sim.planning.resources import utilisation
 from sim.planning.sizing import size
 from sim.planning.slo import parse_slos
-from sim.provenance import Origin
 from sim.regime import comparability
 from sim.workload.spec import FileDataset
 from tests.engines_for_tests import FixedSteps
@@ -287,9 +286,8 @@ def test_scaled_step_time_scales_everything_but_the_front_end():
 
 
 def test_assumed_efficiencies_are_trusted_less():
-    assert model_error(scenario(), calibrated=True).share == 0.02
-    assert model_error(scenario(), calibrated=False).share > 0.02
-    assert Origin.ASSUMED
+    assert model_error(scenario()).share > 0.02
+    assert "assumed" in model_error(scenario()).source
 
 
 def test_command_says_capacity_replicas_and_cost(tmp_path):

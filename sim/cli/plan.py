@@ -81,13 +81,14 @@ def plan(
     servecast plan scenario.yaml --slo "p99 ttft <= 1s" --rate 40 --gpus H100,L40S --price prices.yaml
     """
     from sim.cli.compare import parse_percent
-    from sim.cli.predict import check_outputs, step_time_from
+    from sim.cli.predict import check_outputs
     from sim.planning.capacity import Effort, from_workload
     from sim.planning.hardware import parse_names, parse_sizes
     from sim.planning.plan import Question, make_plan
     from sim.planning.pool import Cores
     from sim.planning.prices import read_prices
     from sim.planning.slo import parse_slos
+    from sim.profile import load_profile
 
     check_outputs(json_to, plot)
     source = inputs.source()
@@ -114,7 +115,7 @@ def plan(
         source,
         question,
         pool=Cores(whole("--jobs", jobs) if jobs else os.cpu_count() or 1),
-        step_times=None if profile is None else lambda scenario: step_time_from(profile, scenario)[0],
+        profile=None if profile is None else load_profile(profile),
     )
     write_plan(answer, json_to, plot, html_to)
 

@@ -72,11 +72,12 @@ def whatif(
 
     One setting at a time, all others locked; the same requests at every point, under several seeds.
     """
-    from sim.cli.predict import check_outputs, step_time_from
+    from sim.cli.predict import check_outputs
     from sim.planning.parallel import Sweep
     from sim.planning.vary import parse_vary
     from sim.planning.whatif import MAX_POINTS, count_points, what_if
     from sim.planning.whatif_text import render_whatif, table_rows
+    from sim.profile import load_profile
     from sim.results_io.atomic import write_text
 
     check_outputs(json_to, plot)
@@ -102,7 +103,7 @@ def whatif(
         replications=replications,
         fresh=fresh,
         scale_prompts=not keep_prompts,
-        step_times=None if profile is None else lambda scenario: step_time_from(profile, scenario)[0],
+        profile=None if profile is None else load_profile(profile),
     )
     if json_to != "-":
         click.echo(render_whatif(answer, explained=explained))

@@ -11,12 +11,14 @@ from sim.errors import BadInput
 from sim.metrics import GOODPUT_NAMES
 from sim.planning.bracket import Crossing, find_crossing
 from sim.planning.load_curve import Effort, LoadCurve
-from sim.planning.margin import ModelError, ScaledStepTime, model_error
+from sim.planning.margin import ModelError, model_error, other_models
 from sim.planning.mechanism import QueueCause, pace_cause, queue_cause
 from sim.planning.pool import Pool, run_here
 from sim.planning.probe import Level, Probe, ProbeJob, at_level, attainment, load_ratio, run_probe, value_of
 from sim.planning.resources import Utilisation, shares_of, utilisation
 from sim.planning.slo import Slo, Slos
+from sim.planning.stats import estimate
+from sim.profile import Profile
 from sim.provenance import Note
 from sim.scenario import Scenario
 from sim.simulate import roofline
@@ -105,7 +107,7 @@ def capacity(
     effort: Effort | None = None,
     pool: Pool = run_here,
     step_time: StepTimeModel | None = None,
-    calibrated: bool = False,
+    profile: Profile | None = None,
     error: ModelError | None = None,
     with_error: bool = True,
 ) -> Capacity:
@@ -113,7 +115,8 @@ def capacity(
 
     Args:
         kind: "rate" [requests/s] or "concurrency".
-        step_time: instead of the default model; `calibrated` says that it comes from a profile.
+        step_time: instead of the profile's or the default model.
+        profile: of the scenario's GPU; without one the default efficiencies count.
         error: instead of what `model_error` says of the model.
         with_error: also find the level with step times longer and shorter by the model's error.
 
@@ -121,9 +124,14 @@ def capacity(
         BadInput: the scenario itself cannot run.
     """
     effort = effort or Effort()
-    model = roofline(scenario) if step_time is None else step_time
-    error = error or model_error(scenario, calibrated=calibrated)
     notes = list(slos.notes)
+    model = step_time
+    if model is None and profile is not None:
+        model, told = profile.step_time(scenario)
+        notes += told
+    if model is None:
+        model = roofline(scenario)
+    error = error or model_error(scenario, profile)
     light = _alone(scenario, model, effort, slos)
     turnaround = (light.outcome.get("mean_e2el_ms") or 0.0) / 1000.0
     curve = LoadCurve(scenario, slos, kind, effort, pool, model, turnaround)
@@ -140,7 +148,8 @@ def capacity(
         return _unreachable(scenario, slos, light, model, error, most, kind, notes)
     slow = fast = None
     if with_error and error.share > 0:
-        slow, fast = _with_error(curve, found.value, error, effort, kind, model, pool, turnaround)
+        others = other_models(scenario, model, error, profile)
+        slow, fast = _with_error(curve, found.value, error, others, profile is not None)
     return _answer(curve, found, slow, fast, error, most, effort, notes)
 
 
@@ -155,34 +164,27 @@ def _find(curve: LoadCurve, low: float, high: float, replications: int, kind: st
 
 
 def _with_error(
-    curve: LoadCurve,
-    value: float,
-    error: ModelError,
-    effort: Effort,
-    kind: str,
-    model: StepTimeModel,
-    pool: Pool,
-    turnaround: float,
+    curve: LoadCurve, value: float, error: ModelError, others: Sequence[StepTimeModel], drawn: bool
 ) -> tuple[float | None, float | None]:
-    """The crossing with longer and with shorter step times, from two replications each.
+    """The answer's range over other step times that are possible.
 
-    Their distance from the crossing of the same two replications is what the model's error does; it is
-    applied to the answer.
+    Each crossing is set beside that of the same few replications with the likely step times; the ratio is
+    what the step times do. Of draws it is the 95 % range of a lognormal, else the lowest and the highest.
     """
-    few = min(2, effort.replications)
+    few = 1 if drawn else min(2, curve.effort.replications)
+    whole = curve.kind == "concurrency"
     span = 1.0 + 1.5 * error.share
-    base = find_crossing(
-        curve.read, value / 1.04, value * 1.04, replications=few, whole=kind == "concurrency"
-    ).value
-    ends: list[float | None] = []
-    for factor in (1.0 + error.share, 1.0 - error.share):
-        moved = LoadCurve(
-            curve.scenario, curve.slos, kind, effort, pool, ScaledStepTime(model, factor), turnaround
-        )
-        low, high = (value / span, value) if factor > 1 else (value, value * span)
-        end = find_crossing(moved.read, low, high, replications=few, whole=kind == "concurrency").value
-        ends.append(0.0 if end is None else end if not base else value * end / base)
-    return ends[0], ends[1]
+    base = find_crossing(curve.read, value / 1.04, value * 1.04, replications=few, whole=whole).value
+    ratios = []
+    for model in others:
+        moved = curve.with_step_time(model)
+        found = find_crossing(moved.read, value / span, value * span, replications=few, whole=whole).value
+        ratios.append((found or 0.0) / base if base else 1.0)
+    if drawn and min(ratios) > 0:
+        spread = estimate([math.log(r) for r in ratios])
+        half = (spread.half or 0.0) * math.sqrt(len(ratios))
+        return value * math.exp(spread.mean - half), value * math.exp(spread.mean + half)
+    return value * min(ratios), value * max(ratios)
 
 
 def _alone(scenario: Scenario, model: StepTimeModel, effort: Effort, slos: Slos) -> Probe:

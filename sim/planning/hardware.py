@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sim.build import ScenarioSource
@@ -12,14 +12,12 @@ from sim.planning.pool import Pool
 from sim.planning.prices import Prices
 from sim.planning.sizing import Sizing, size
 from sim.planning.slo import Slos
-from sim.scenario import Observed, Scenario
-from sim.steptime.base import StepTimeModel
+from sim.profile import Profile
+from sim.scenario import Observed
 
 TP_FLAG = {"vllm": "tensor-parallel-size", "sglang": "tp-size"}
 FRACTIONS = (0.5, 0.7, 0.85, 1.0)
 MORE_REPLICAS = 4
-
-StepTimes = Callable[[Scenario], StepTimeModel | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ def candidates(
     *,
     effort: Effort,
     pool: Pool,
-    step_times: StepTimes | None = None,
+    profile: Profile | None = None,
     rate: float | None = None,
     peak_factor: float = 1.0,
     with_error: bool = True,
@@ -110,14 +108,12 @@ def candidates(
             name = gpu + (f" TP{tp}" if tp else "")
             try:
                 scenario = changed.build()
-                model = None if step_times is None else step_times(scenario)
                 answer = capacity(
                     scenario,
                     slos,
                     effort=effort,
                     pool=pool,
-                    step_time=model,
-                    calibrated=model is not None,
+                    profile=profile,
                     with_error=with_error,
                 )
             except BadInput as error:

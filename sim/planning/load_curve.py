@@ -52,11 +52,17 @@ class LoadCurve:
         self.scenario = scenario
         self.slos = slos
         self.kind = kind
-        self._effort = effort
+        self.effort = effort
         self._pool = pool
         self.step_time = step_time
         self._turnaround = turnaround
         self._probes: dict[tuple[float, int], Probe] = {}
+
+    def with_step_time(self, model: StepTimeModel) -> LoadCurve:
+        """The same question with other step times."""
+        return LoadCurve(
+            self.scenario, self.slos, self.kind, self.effort, self._pool, model, self._turnaround
+        )
 
     def probes(self, value: float, replications: int) -> list[Probe]:
         """The simulated replications of a level, as many as asked for."""
@@ -84,7 +90,7 @@ class LoadCurve:
 
     def prompts_at(self, value: float) -> int:
         """Requests per replication: enough for percentiles, and for a run long against one request's stay."""
-        least = self._effort.prompts
+        least = self.effort.prompts
         if self.kind == "concurrency":
             return min(MAX_PROMPTS, max(least, 6 * int(value)))
         return min(MAX_PROMPTS, max(least, math.ceil(TURNOVERS * value * self._turnaround)))
@@ -96,7 +102,7 @@ class LoadCurve:
             scenario,
             seed=self.scenario.seed + replication,
             part=replication,
-            parts=self._effort.replications,
+            parts=self.effort.replications,
             step_time=self.step_time,
             itl=any(slo.metric == "itl" for slo in self.slos.statistics),
             skip=int(value) if self.kind == "concurrency" else 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sim.engines.base import StepShape
+from sim.profile import Profile
 from sim.scenario import Scenario
 from sim.steptime.base import FrontEnd, StepTimeModel
 from sim.steptime.defaults import default_efficiencies
@@ -12,6 +13,7 @@ from sim.steptime.defaults import default_efficiencies
 CALIBRATED = 0.02
 ASSUMED = 0.25  # what the notes of assumed efficiencies promise: errors of 20 to 30 %
 MEASURED = 0.05
+DRAWS = 6
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,20 @@ class ModelError:
     source: str
 
 
-def model_error(scenario: Scenario, *, calibrated: bool) -> ModelError:
+def model_error(scenario: Scenario, profile: Profile | None = None) -> ModelError:
     """What to allow for: 2 % with a profile, 5 % where the default efficiencies are measured, else 25 %."""
-    if calibrated:
-        return ModelError(CALIBRATED, "a calibrated model's step times, within 2 %")
+    if profile is not None:
+        return ModelError(CALIBRATED, f"profile {profile.source}: {DRAWS} draws of its coefficients")
     defaults = default_efficiencies(scenario.gpu)
     if defaults.notes():
         return ModelError(ASSUMED, f"efficiencies of {defaults.family} are assumed, not measured")
     return ModelError(MEASURED, f"efficiencies of {defaults.family} measured elsewhere, not on this host")
+
+
+def other_models(
+    scenario: Scenario, model: StepTimeModel, error: ModelError, profile: Profile | None
+) -> list[StepTimeModel]:
+    """Step times that are also possible: what the profile's evidence allows, or slower and faster ones."""
+    if profile is not None:
+        return list(profile.draws(scenario, DRAWS, scenario.seed))
+    return [ScaledStepTime(model, 1.0 + error.share), ScaledStepTime(model, 1.0 - error.share)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -14,10 +13,7 @@ from sim.planning.pool import Pool, run_here
 from sim.planning.prices import Cost, Prices, cost
 from sim.planning.sizing import Sizing, size
 from sim.planning.slo import Slos
-from sim.scenario import Scenario
-from sim.steptime.base import StepTimeModel
-
-StepTimes = Callable[[Scenario], StepTimeModel | None]
+from sim.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +58,7 @@ def make_plan(
     question: Question,
     *,
     pool: Pool = run_here,
-    step_times: StepTimes | None = None,
+    profile: Profile | None = None,
 ) -> Plan:
     """Answer the question.
 
@@ -72,19 +68,17 @@ def make_plan(
     if question.kind == "concurrency" and question.rate is not None:
         raise BadInput("--rate", question.rate, "asks for replicas by rate; leave out --load concurrency")
     if question.gpus or question.tps:
-        return _compare(source, question, pool, step_times)
+        return _compare(source, question, pool, profile)
     scenario = source.build()
     if question.prices is not None:
         question.prices.of(scenario.gpu.name)
-    model = None if step_times is None else step_times(scenario)
     found = capacity(
         scenario,
         question.slos,
         kind=question.kind,
         effort=question.effort,
         pool=pool,
-        step_time=model,
-        calibrated=model is not None,
+        profile=profile,
         with_error=question.with_error,
     )
     sizing = None if question.rate is None else size(found, question.rate, question.peak_factor)
@@ -95,7 +89,7 @@ def make_plan(
     return Plan(question, source, found, sizing, _bill(question, found, sizing), (), tuple(points))
 
 
-def _compare(source: ScenarioSource, question: Question, pool: Pool, step_times: StepTimes | None) -> Plan:
+def _compare(source: ScenarioSource, question: Question, pool: Pool, profile: Profile | None) -> Plan:
     found = candidates(
         source,
         question.gpus,
@@ -103,7 +97,7 @@ def _compare(source: ScenarioSource, question: Question, pool: Pool, step_times:
         question.slos,
         effort=question.effort,
         pool=pool,
-        step_times=step_times,
+        profile=profile,
         rate=question.rate,
         peak_factor=question.peak_factor,
         with_error=question.with_error,

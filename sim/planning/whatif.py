@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -12,9 +12,9 @@ from sim.planning.jobs import Job, Runner
 from sim.planning.outcome import Outcome
 from sim.planning.stats import Estimate, estimate, paired_difference, paired_ratio
 from sim.planning.vary import Dimension, Variant, build, full_grid, locked, one_at_a_time
+from sim.profile import Profile
 from sim.provenance import Note
 from sim.scenario import Scenario
-from sim.steptime.base import StepTimeModel
 from sim.workload.generate import generate
 from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 
@@ -30,8 +30,6 @@ METRICS = (
     ("p99_itl_ms", "P99 ITL"),
     ("p99_e2el_ms", "P99 E2E"),
 )
-
-StepTimes = Callable[[Scenario], StepTimeModel | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +112,7 @@ def what_if(
     replications: int = 3,
     fresh: bool = False,
     scale_prompts: bool = True,
-    step_times: StepTimes | None = None,
+    profile: Profile | None = None,
 ) -> WhatIf:
     """Run every variant under the same seeds.
 
@@ -124,7 +122,7 @@ def what_if(
 
     Args:
         replications: how many seeds, from the scenario's own upwards.
-        step_times: the step-time model of a scenario; None is the default one.
+        profile: step times; without one those of the GPU's default efficiencies.
 
     Raises:
         BadInput: a variant that cannot be built.
@@ -146,7 +144,7 @@ def what_if(
     plans: list[list[_Planned]] = []
     for _, variants in rows:
         keep = not fresh and not grid and all(v.load_only for v in variants)
-        plans.append(_plan(variants, base, used, keep, notes, step_times))
+        plans.append(_plan(variants, base, used, keep, notes, profile))
     jobs = [job for planned in plans for plan in planned for job in plan.jobs]
     outcomes = dict(zip((job.key for job in jobs), runner(jobs), strict=True))
     points = [[plan.point(outcomes) for plan in planned] for planned in plans]
@@ -179,7 +177,7 @@ def _plan(
     seeds: Sequence[int],
     keep: bool,
     notes: list[Note],
-    step_times: StepTimes | None,
+    profile: Profile | None,
 ) -> list[_Planned]:
     planned: list[_Planned] = []
     earlier: dict[int, tuple[WorkloadSpec, ...]] = dict.fromkeys(seeds, ())
@@ -192,7 +190,10 @@ def _plan(
                 notes.append(Note("assumed", "KV pool", told))
             before = tuple(spec for spec in earlier[seed] if keep and same_prompts(spec, scenario.workload))
             key = f"{variant.label} seed {seed}"
-            model = None if step_times is None else step_times(scenario)
+            model = None
+            if profile is not None:
+                model, told_of_it = profile.step_time(scenario)
+                notes += told_of_it
             jobs.append(Job(key, scenario, model, before=before if caches(scenario) else ()))
             earlier[seed] += (scenario.workload,)
         planned.append(_Planned(variant, scenario, tuple(jobs)))
