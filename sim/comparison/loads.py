@@ -85,6 +85,9 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
         known["max_concurrency"] = cap
     if isinstance(known.get("seed"), str):
         del known["seed"]
+    if measured.tool == "servecast bench":
+        # Our bench warms up with prompts of its own; vLLM's client repeats the load's first.
+        known["num_warmups"] = 0
     spec = replace(spec, **known)
     if path is not None:
         spec = _replayed(spec, measured, path)

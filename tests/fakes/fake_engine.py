@@ -56,6 +56,7 @@ def metrics() -> str:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # tokens leave as they come
 
     def log_message(self, *args: Any) -> None:
         pass

@@ -7,6 +7,7 @@ back to itself: a prompt of N words is a prompt of N tokens, and token counts ar
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,3 +103,7 @@ def write(folder: Path, shape: Shape = TINY) -> Path:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=1))
     return folder
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), HALF_B)

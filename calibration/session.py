@@ -1,0 +1,250 @@
+"""From a scenario to a fit on a real engine: launch, run a plan, fit, check on a run that was held out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from bench.run import BenchOptions, run_engine
+from bench.session import Reporter, Subject
+from bench.sweep import Point
+from bench.telemetry import Gpus
+from calibration.design import Plan, PlannedRun, mixed_again
+from calibration.evidence import Evidence, StepRun, client_run, step_run
+from calibration.fit import fit
+from calibration.parameters import Prior
+from calibration.result import FitResult
+from sim.compare import Comparison, compare
+from sim.errors import BadInput
+from sim.results import BenchResult
+from sim.scenario import Observed, Scenario
+from sim.simulate import roofline, simulate
+
+OVERSPENT = 1.25  # an isolated run that would take the time of the mixed ones by this factor is shortened
+FEWEST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a plan's runs gave.
+
+    Attributes:
+        scenario: with the KV pool that the engine reported.
+        runs: the plan's runs as they were sent, in order.
+        results: by label.
+        files: the result file of each, by label.
+        steps: the probe's file, or None.
+    """
+
+    scenario: Scenario
+    runs: tuple[PlannedRun, ...]
+    results: Mapping[str, BenchResult]
+    files: Mapping[str, Path]
+    steps: Path | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of load in all."""
+        return sum(result.duration for result in self.results.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A fit of everything, and how the fit without the held-out runs predicted them."""
+
+    measured: Measured
+    evidence: tuple[Evidence, ...]
+    fit: FitResult
+    held_out: Mapping[str, Comparison] = field(default_factory=dict)
+
+
+class Director:
+    """Decides, run by run, what is sent next: keeps to the budget, and sets mixed loads by what was seen."""
+
+    def __init__(self, scenario: Scenario, plan: Plan, prior: Prior | None = None) -> None:
+        self.scenario = scenario
+        self.sent: list[PlannedRun] = []
+        self._plan = plan
+        self._prior = prior
+        self._isolated = [run for run in plan.runs if not _is_mixed(run)]
+        self._mixed = [run for run in plan.runs if _is_mixed(run)]
+        self._asked_again = False
+
+    def more(self, results: Mapping[str, BenchResult]) -> list[Point]:
+        """The next run, as a point of a sweep; none: all is measured."""
+        done = [run for run in self.sent if run.label in results]
+        if done:
+            self.scenario = observed(self.scenario, results[done[-1].label])
+        used = sum(results[run.label].duration for run in done)
+        expected = sum(run.seconds for run in done)
+        pace = used / expected if expected > 0 else 1.0
+        while self._isolated:
+            run = _shortened(self._isolated.pop(0), pace, self._plan, used)
+            if run is not None:
+                return [self._send(run)]
+        if self._mixed and not self._asked_again:
+            self._asked_again = True
+            self._mixed = self._retimed(done, results, self._plan.budget - used)
+        return [self._send(self._mixed.pop(0))] if self._mixed else []
+
+    def _send(self, run: PlannedRun) -> Point:
+        self.sent.append(run)
+        return Point(run.label, run.spec)
+
+    def _retimed(
+        self, done: Sequence[PlannedRun], results: Mapping[str, BenchResult], left: float
+    ) -> list[PlannedRun]:
+        if not done:
+            return self._mixed
+        evidence = [client_run(results[run.label], run.label, under(self.scenario, run)) for run in done]
+        found = fit(evidence, self._prior)
+        return mixed_again(self._plan, self.scenario, found.efficiencies, left)
+
+
+def measure(
+    subject: Subject,
+    plan: Plan,
+    options: BenchOptions,
+    gpus: Gpus | None,
+    reporter: Reporter,
+    prior: Prior | None = None,
+) -> Measured:
+    """Run a plan on one engine.
+
+    Raises:
+        EngineFailed: the engine did not start.
+        BadInput: a run came out INVALID: nothing may be fitted to it.
+    """
+    director = Director(subject.scenario, plan, prior)
+    results = run_engine(subject, (), options, gpus, reporter, more=director.more)
+    return gathered(subject, director, results, options)
+
+
+def gathered(
+    subject: Subject, director: Director, results: Sequence[BenchResult], options: BenchOptions
+) -> Measured:
+    """What was measured, with its files; checks that it may be fitted to.
+
+    Raises:
+        BadInput: names the run that is INVALID or missing.
+    """
+    by_label = {run.label: result for run, result in zip(director.sent, results, strict=False)}
+    files = {label: options.result_dir / f"{subject.stem}-{label}.json" for label in by_label}
+    for run in director.sent:
+        result = by_label.get(run.label)
+        if result is None:
+            raise BadInput(f"calibration run {run.label}", None, "was not measured: the engine died before")
+        if result.verdict.status == "INVALID":
+            reasons = "; ".join(note.text for note in result.verdict.reasons)
+            raise BadInput(str(files[run.label]), "INVALID", f"cannot calibrate ({reasons})")
+    steps = options.result_dir / f"{subject.stem}.steps.jsonl"
+    return Measured(
+        director.scenario,
+        tuple(director.sent),
+        by_label,
+        files,
+        steps if options.launch.probe and steps.exists() else None,
+    )
+
+
+def calibrate(measured: Measured, prior: Prior | None = None) -> Calibration:
+    """Fit to all runs; before that, to all but each held-out run, to see how well it is predicted.
+
+    Raises:
+        BadInput: evidence that says less than there are coefficients.
+    """
+    held_out: dict[str, Comparison] = {}
+    for run in measured.runs:
+        if run.held_out:
+            rest = evidence_of(measured, without=run.label)
+            held_out[run.label] = predicted_beside(measured, run, fit(rest, prior))
+    evidence = evidence_of(measured)
+    return Calibration(measured, tuple(evidence), fit(evidence, prior), held_out)
+
+
+def evidence_of(measured: Measured, without: str | None = None) -> list[Evidence]:
+    """Every run as evidence, with the steps of the probe where there are any."""
+    found: list[Evidence] = []
+    spans = []
+    for run in measured.runs:
+        if run.label == without:
+            continue
+        result = measured.results[run.label]
+        name = str(measured.files[run.label])
+        found.append(client_run(result, name, under(measured.scenario, run)))
+        begun = result.extra.get("probe", {}).get("begun_s")
+        if begun is not None:
+            spans.append((float(begun), float(begun) + result.duration))
+    if measured.steps is not None and spans:
+        found.append(steps_within(measured.steps, measured.scenario, spans))
+    return found
+
+
+def steps_within(path: Path, scenario: Scenario, spans: Sequence[tuple[float, float]]) -> StepRun:
+    """The timed steps that began within any of the spans, on the step file's clock [s].
+
+    Raises:
+        BadInput: the file holds no such step.
+    """
+    whole = step_run(path, scenario)
+    kept = np.zeros(len(whole.start), dtype=np.bool_)
+    for begin, end in spans:
+        kept |= (whole.start >= begin) & (whole.start <= end)
+    if not kept.any():
+        raise BadInput(str(path), None, "holds no step of these runs")
+    shapes = tuple(shape for shape, keep in zip(whole.shapes, kept, strict=True) if keep)
+    return replace(whole, shapes=shapes, seconds=whole.seconds[kept], start=whole.start[kept])
+
+
+def predicted_beside(measured: Measured, run: PlannedRun, fitted: FitResult) -> Comparison:
+    """A run's prediction from a fit that has not seen it, beside its measurement."""
+    scenario = under(measured.scenario, run)
+    model = replace(roofline(scenario), efficiencies=fitted.efficiencies)
+    predicted = simulate(scenario, step_time=model).result
+    return compare(predicted, measured.results[run.label], force=True)
+
+
+def under(scenario: Scenario, run: PlannedRun) -> Scenario:
+    """The scenario under one run's load, as the bench sends it.
+
+    The bench warms up with prompts of its own, which leave nothing in the prefix cache to be found.
+    """
+    return replace(scenario, workload=replace(run.spec, num_warmups=0), seed=run.spec.seed)
+
+
+def observed(scenario: Scenario, result: BenchResult) -> Scenario:
+    """The scenario with the KV pool that the engine itself reported; what it did not report stays."""
+    seen = scenario.observed
+    tokens, blocks = (result.server.get(key) for key in ("kv_cache_tokens", "num_gpu_blocks"))
+    return replace(
+        scenario,
+        observed=Observed(
+            seen.kv_cache_tokens if tokens is None else int(tokens),
+            seen.num_gpu_blocks if blocks is None else int(blocks),
+        ),
+    )
+
+
+def _is_mixed(run: PlannedRun) -> bool:
+    return run.label.startswith("mixed-")
+
+
+def _shortened(run: PlannedRun, pace: float, plan: Plan, used: float) -> PlannedRun | None:
+    """The run with fewer requests if the engine is slower than simulated and time runs out; None: no time.
+
+    The isolated runs together may take what the plan gives them, and a little of the mixed ones' time.
+    """
+    meant = sum(r.seconds for r in plan.runs if not _is_mixed(r))
+    slack = max(plan.budget - plan.seconds, 0.0)
+    left = OVERSPENT * meant + slack - used
+    seconds = pace * run.seconds
+    if seconds <= left:
+        return run
+    count = int(run.spec.num_prompts * left / seconds)
+    cap = run.spec.max_concurrency or 1
+    if count < max(FEWEST, cap):
+        return None
+    return replace(run, spec=replace(run.spec, num_prompts=count), seconds=seconds)

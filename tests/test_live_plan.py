@@ -1,0 +1,186 @@
+"""The validation on a real CPU engine, without the engine: its loads, and how it judges."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from calibration.live import source_of
+from calibration.live_plan import (
+    CALIBRATION_SECONDS,
+    CONCURRENCIES,
+    Load,
+    first_prior,
+    loads,
+    next_prior,
+    settings,
+)
+from calibration.live_report import (
+    Outcome,
+    Pair,
+    Row,
+    SettingOutcome,
+    Steps,
+    pooled_noise,
+    report_json,
+    report_text,
+)
+from calibration.parameters import space_of
+from calibration.result import FitResult
+from sim.steptime.roofline import ValidRange
+from sim.workload.generate import generate
+from sim.workload.spec import RandomDataset, WorkloadSpec
+from tests.made_results import poisson_load, records_of, result_of
+from tests.real.dummy_model import HALF_B, write
+
+
+def test_both_cache_states_and_a_starved_pool() -> None:
+    flags = {setting.name: " ".join(setting.flags) for setting in settings()}
+    assert flags["prefix-off"] == "--no-enable-prefix-caching"
+    assert flags["prefix-on"] == "--enable-prefix-caching"
+    assert "--num-gpu-blocks-override" in flags["kv-starved"]
+    assert sum(setting.share for setting in settings()) == 1.0
+    assert CALIBRATION_SECONDS <= 300.0
+
+
+def test_the_first_setting_has_every_load() -> None:
+    found = loads(settings()[0], capacity=2.0, mixed_capacity=1.0, repeats=3)
+    specs = {load.label: load.spec for load in found}
+    assert [specs[f"c{n}"].max_concurrency for n in CONCURRENCIES] == [1, 2, 4, 8, 16]
+    assert specs["poisson-50"].request_rate == pytest.approx(1.0)
+    assert specs["poisson-85"].request_rate == pytest.approx(1.7)
+    assert all(spec.num_prompts >= 8 for spec in specs.values())
+    mixed = specs["mixed-lengths"].dataset
+    assert isinstance(mixed, RandomDataset)
+    assert mixed.range_ratio >= 0.8
+    assert len({load.name for load in found}) == len(found) == 3 * len(specs)
+    # Repeats come round after round, so that a change of the host's speed does not look like a load's.
+    assert [load.repeat for load in found] == sorted(load.repeat for load in found)
+
+
+def test_repeats_send_the_same_requests_unless_the_cache_would_know_them() -> None:
+    for setting in settings():
+        seeds = [load.spec.seed for load in loads(setting, 2.0, 1.0, 3) if load.label == "poisson-50"]
+        assert len(set(seeds)) == (3 if setting.name == "prefix-on" else 1)
+
+
+def test_no_two_loads_share_prompts() -> None:
+    for setting in settings():
+        found = loads(setting, 2.0, 1.0, 1)
+        assert len({load.spec.seed for load in found}) == len(found)
+        assert max(load.spec.seed for load in found) < 1000  # the calibration's begin there
+
+
+def test_the_starved_pool_preempts(tmp_path: object) -> None:
+    from pathlib import Path
+
+    from sim.simulate import simulate
+
+    model = write(Path(str(tmp_path)) / "half", HALF_B)
+    starved = settings()[2]
+    scenario = source_of(starved, model).build()
+    load = next(load for load in loads(starved, 1.0, 1.0, 1) if load.label == "c16")
+    outcome = simulate(replace(scenario, workload=load.spec))
+    assert outcome.usage.preemptions > 0
+    roomy = source_of(settings()[0], model).build()
+    assert simulate(replace(roomy, workload=load.spec)).usage.preemptions == 0
+
+
+def test_a_quick_validation_is_a_part_of_the_whole() -> None:
+    for long, short in zip(settings(), settings(quick=True), strict=True):
+        assert set(short.concurrencies) <= set(long.concurrencies)
+        requests = [
+            sum(len(generate(load.spec)) for load in loads(setting, 2.0, 1.0, 1, quick=quick))
+            for setting, quick in ((long, False), (short, True))
+        ]
+        assert requests[1] < 0.7 * requests[0]
+
+
+def test_what_one_start_taught_is_believed_of_the_next() -> None:
+    from sim.gpus import find_gpu
+
+    prior = first_prior(find_gpu("cpu")[0])
+    space = space_of(prior, ("weight_bandwidth", "gemm_flops"))
+    fitted = FitResult(
+        efficiencies=replace(prior.efficiencies, weight_bandwidth=0.3),
+        space=space,
+        vector=space.start(),
+        covariance=np.diag([0.01**2, 0.4**2]),
+        status={},
+        structure=0.01,
+        residuals={},
+        rows=1,
+        rounds=1,
+        valid=ValidRange(),
+    )
+    found = next_prior(fitted)
+    assert found.efficiencies.weight_bandwidth == 0.3
+    # What was pinned may change by a tenth between starts; the rest is known no better than before.
+    assert found.deviations["weight_bandwidth"] == pytest.approx(0.1, abs=0.01)
+    assert found.deviations["gemm_flops"] == pytest.approx(0.41, abs=0.02)
+    assert found.deviations["gemm_flops"] < prior.deviations["gemm_flops"]
+
+
+def runs(scales: list[float], label: str = "c4", truth: float = 1.0) -> list[Pair]:
+    sent = poisson_load(40, 2.0, 1)
+    base = records_of(sent, np.full(40, 0.5), np.full(40, 0.1))
+    predicted = result_of(base, "predicted", rate=2.0)
+    out = []
+    for i, scale in enumerate(scales):
+        measured = records_of(sent, np.full(40, 0.5 * scale * truth), np.full(40, 0.1 * scale * truth))
+        out.append((Load(label, WorkloadSpec(), i), predicted, result_of(measured, rate=2.0)))
+    return out
+
+
+def test_repeat_noise_is_pooled_over_loads_and_free_of_bias() -> None:
+    pairs = runs([0.98, 1.02]) + runs([0.95, 1.05], "c8", truth=1.3)
+    expected = np.sqrt((np.var(np.log([0.98, 1.02]), ddof=1) + np.var(np.log([0.95, 1.05]), ddof=1)) / 2)
+    assert pooled_noise("mean_tpot_ms", pairs) == pytest.approx(expected)
+    assert pooled_noise("mean_tpot_ms", runs([1.0])) is None
+
+
+def row(error: float, noise: float | None = None, bound: float | None = 0.05) -> Row:
+    return Row("s", "c4", "mean_tpot_ms", 100.0 * (1 + error), 100.0, 60, 3, noise, bound)
+
+
+@pytest.mark.parametrize(
+    ("error", "noise", "verdict"),
+    [
+        (0.04, None, "ok"),
+        (-0.049, 0.0, "ok"),
+        (0.06, None, "MISSED"),
+        (0.06, 0.02, "MISSED"),
+        (0.06, 0.031, "ok (noise)"),
+        (-0.09, 0.04, "MISSED"),
+    ],
+)
+def test_the_bound_or_twice_the_noise(error: float, noise: float | None, verdict: str) -> None:
+    assert row(error, noise).verdict == verdict
+
+
+def outcome(rows: list[Row], mape: float) -> Outcome:
+    steps = Steps(100, mape, 10, mape, mape)
+    return Outcome(
+        (SettingOutcome("s", 120.0, 5, {}, {}, tuple(rows), steps, {"c16": (3.0, 4.0)}, ("c4-1: slow",)),)
+    )
+
+
+def test_one_missed_bound_fails_the_whole() -> None:
+    assert outcome([row(0.01)], 0.04).passed
+    assert not outcome([row(0.01), row(0.2)], 0.04).passed
+    assert not outcome([row(0.01)], 0.06).passed
+    assert outcome([row(0.01), row(0.5, bound=None)], 0.04).passed
+
+
+def test_the_report_has_errors_noise_and_counts() -> None:
+    text = report_text(outcome([row(0.01, 0.02), row(0.2, 0.01)], 0.04))
+    assert "| c4 | 60 | 3 | mean_tpot_ms | 101.0 | 100.0 | +1.0% | ±2.0% | 5.0% | ok |" in text
+    assert "MISSED" in text
+    assert "1 of 2 figures within their bounds" in text
+    assert "3.0 predicted, 4.0 measured" in text
+    assert "said of the measurement: c4-1: slow" in text
+    told = report_json(outcome([row(0.2)], 0.04))
+    assert told["passed"] is False
+    assert told["settings"][0]["rows"][0]["verdict"] == "MISSED"
