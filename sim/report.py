@@ -193,14 +193,18 @@ def _latency(result: BenchResult, key: str, name: str, title: str, paint: Paint)
 
 
 def _band(result: BenchResult, key: str) -> str:
-    """The 90 % interval of a predicted figure, as its distances below and above: `-3.1 +4.0`."""
+    """The 90 % interval of a predicted figure, e.g. `90 %: 105.4 to 131.0`."""
     told = result.extra.get("intervals")
     ends = told["figures"].get(key) if isinstance(told, Mapping) else None
-    value = result.duration if key == "duration" else result.aggregates.get(key)
-    if ends is None or value is None:
+    if not isinstance(told, Mapping) or ends is None:
         return ""
-    low, high = (float(end) - float(value) for end in ends)
-    return f"{low:+.2f} {high:+.2f}"
+    low, high = (_rounded(float(end)) for end in ends)
+    return f"{told['level']:.0%}: {low} to {high}"
+
+
+def _rounded(value: float) -> str:
+    """A bound with four significant digits: more would claim too much."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _trust(result: BenchResult, key: str) -> str:
@@ -336,7 +340,7 @@ def _notes(result: BenchResult, paint: Paint) -> list[str]:
     notes: list[Note] = list(result.notes)
     spread = result.extra.get("intervals")
     if isinstance(spread, Mapping):
-        text = f"{spread['level']:.0%} of the time a run lies within the distances shown: {spread['from']}"
+        text = f"{spread['level']:.0%} of the time a run lies within the bounds shown: {spread['from']}"
         notes.append(Note("info", "intervals", text))
     told = _regime(result).get("notes", ())
     notes += [n if isinstance(n, Note) else Note(n["kind"], n["subject"], n["text"]) for n in told]
