@@ -183,7 +183,9 @@ def test_interrupted_under_load_and_then_again(engine: Engine, model: Path, tmp_
 
 
 def test_interrupted_while_stopping(engine: Engine, model: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, engine, serve(model), random_load(8, 1))
+    # In a container on the host's network: where there is no bridge, that is the way.
+    network = ("--network", "host") if engine.kind == "docker" else ()
+    run = start(tmp_path, engine, serve(model), random_load(8, 1), *network)
     run.wait_for(lambda: (run.out / "run-c1.json").exists())
     run.process.send_signal(signal.SIGTERM)
     status, output = run.wait()
@@ -197,12 +199,4 @@ def test_shared_memory_that_is_too_small_is_named(docker_engine: Engine, model: 
     status, output = run.wait()
     assert status == 1, output
     assert "shm_too_small" in output
-    assert run.nothing_left()
-
-
-def test_the_host_network_needs_no_bridge(docker_engine: Engine, model: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, docker_engine, serve(model), random_load(8, 2), "--network", "host")
-    status, output = run.wait()
-    assert status == 0, output
-    assert read_result(run.out / "run-c2.json").aggregates["completed"] == 8
     assert run.nothing_left()
