@@ -7,9 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from sim.errors import BadInput
+from sim.yamltext import load_yaml
 
 # Sections that hold the language model of a multimodal or composite config, outermost first.
 TEXT_SECTIONS = ("thinker_config", "text_config", "language_config", "llm_config", "language_model_config")
@@ -54,7 +53,7 @@ FAMILY_ALIASES = {
 def family_defaults() -> Mapping[str, Mapping[str, Any]]:
     """model_type -> what its HF config class assumes for absent fields."""
     text = resources.files("sim.data").joinpath("model_families.yaml").read_text(encoding="utf-8")
-    table: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    table: dict[str, dict[str, Any]] = load_yaml(text)
     return table
 
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sim.errors import BadInput
 from sim.hardware import GpuSpec
 from sim.provenance import Note
+from sim.yamltext import load_yaml
 
 GIB = 2**30
 
@@ -97,7 +98,7 @@ def memory_bytes_under_wsl(gpu: GpuSpec) -> int | None:
 @cache
 def _rows() -> Mapping[str, GpuRow]:
     text = resources.files("sim.data").joinpath("gpus.yaml").read_text(encoding="utf-8")
-    return {str(name): GpuRow.model_validate(row) for name, row in yaml.safe_load(text).items()}
+    return {str(name): GpuRow.model_validate(row) for name, row in load_yaml(text).items()}
 
 
 def _plain(name: str) -> str:
@@ -129,7 +130,7 @@ def _unknown_hint(asked: str) -> str:
 def _from_file(path: Path, part: str | None) -> tuple[GpuSpec, tuple[Note, ...]]:
     try:
         text = path.read_text(encoding="utf-8")
-        content: Any = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        content: Any = json.loads(text) if path.suffix == ".json" else load_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--gpu", str(path), f"cannot be read: {error}") from None
     except (ValueError, yaml.YAMLError):

@@ -15,6 +15,7 @@ import yaml
 from sim.errors import BadInput
 from sim.model import ModelConfig
 from sim.model_config import parse_config
+from sim.yamltext import load_yaml
 
 # Keys of a row that are ours; every other key is a field of the model's config.json.
 _OWN_KEYS = {"like", "also", "quantised", "source", "extra_parameters", "quantization_config"}
@@ -68,7 +69,7 @@ def _table() -> Mapping[str, Mapping[str, Any]]:
     for entry in sorted(folder.iterdir(), key=lambda item: item.name):
         if not entry.name.endswith(".yaml"):
             continue
-        content = yaml.safe_load(entry.read_text(encoding="utf-8"))
+        content = load_yaml(entry.read_text(encoding="utf-8"))
         if entry.name == "_schemes.yaml":
             schemes = content
         else:
@@ -142,7 +143,7 @@ def _from_path(path: Path) -> ModelConfig:
         raise BadInput("--model", str(path), "the folder holds no config.json")
     try:
         text = file.read_text(encoding="utf-8")
-        config = yaml.safe_load(text) if file.suffix in {".yaml", ".yml"} else json.loads(text)
+        config = load_yaml(text) if file.suffix in {".yaml", ".yml"} else json.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--model", str(file), f"cannot be read: {error}") from None
     except (ValueError, yaml.YAMLError):

@@ -6,11 +6,11 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from sim.build import build_scenario
 from sim.scenario import EngineName, Scenario
+from sim.yamltext import load_yaml
 
 
 class _Strict(BaseModel):
@@ -70,4 +70,4 @@ class Reference(_Strict):
 def rtx5090_reference() -> Reference:
     """RTX 5090, Qwen2.5-7B-Instruct, vLLM 0.28.0 and SGLang 0.5.21."""
     path = resources.files("sim.data").joinpath("reference", "rtx5090_qwen2.5-7b.yaml")
-    return Reference.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return Reference.model_validate(load_yaml(path.read_text(encoding="utf-8")))

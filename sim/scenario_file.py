@@ -30,6 +30,7 @@ from sim.workload.spec import (
     RandomDataset,
     WorkloadSpec,
 )
+from sim.yamltext import load_yaml
 
 _FILE_KINDS = ("sharegpt", "azure", "mooncake", "vllm-result", "lengths")
 
@@ -176,7 +177,7 @@ def read_scenario_file(path: str | Path) -> ScenarioInput:
     except UnicodeDecodeError:
         raise BadInput("SCENARIO", str(path), "is not a text file") from None
     try:
-        raw = yaml.safe_load(text)
+        raw = load_yaml(text)
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" (line {where.line + 1})" if where else ""

@@ -122,9 +122,9 @@ def predict(
 
 def check_outputs(json_to: str | None, plot: Path | None) -> None:
     """Refuse a picture's suffix or a folder that cannot be written before the simulation, not after."""
-    from sim.plots import check_place
-
     if plot is not None:
+        from sim.plots import check_place
+
         check_place(plot)
     if json_to not in (None, "-") and not Path(json_to).absolute().parent.is_dir():
         raise BadInput("--json", json_to, "its folder does not exist")

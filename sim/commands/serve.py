@@ -17,6 +17,7 @@ from sim.commands.shell import Words, split_commands
 from sim.errors import BadInput
 from sim.provenance import Note
 from sim.scenario import EngineConfig, EngineName
+from sim.yamltext import load_yaml
 
 FIELD = "--serve"
 _TABLE_PACKAGES: dict[EngineName, str] = {"vllm": "sim.engines.vllm", "sglang": "sim.engines.sglang"}
@@ -233,7 +234,7 @@ def _entry_at(words: Sequence[str], index: int) -> tuple[EngineName, int, str] |
 def _config_flags(path: str, engine: EngineName) -> tuple[list[GivenFlag], list[str]]:
     """Read a `--config` YAML: keys are flag names, lists and mappings become words and JSON."""
     try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        raw = load_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput("--config", path, f"cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):

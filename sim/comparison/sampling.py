@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from sim.comparison.figures import same_requests, samples, split_key
 from sim.metrics import latencies
@@ -201,6 +200,8 @@ def equivalence(ratio: float, spread: float, margin: float) -> Equivalence | Non
     if ratio <= 0 or spread <= 0:
         return None
     limit, centre = math.log1p(margin), math.log(ratio)
+    from scipy.special import ndtr
+
     p = float(1.0 - min(ndtr((centre + limit) / spread), ndtr((limit - centre) / spread)))
     if p < 0.05:
         return Equivalence("equivalent", p, margin)

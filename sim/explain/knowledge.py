@@ -12,11 +12,11 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
 from sim.engines.values import version_key
 from sim.scenario import EngineName
+from sim.yamltext import load_yaml
 
 MetricClass = Literal["A", "B", "C"]
 Direction = Literal["up", "down", "either"]
@@ -165,5 +165,5 @@ def _metric_file(engine: EngineName) -> _MetricFile:
 
 def _load(name: str) -> dict[str, object]:
     text = resources.files("sim.explain.data").joinpath(name).read_text(encoding="utf-8")
-    content: dict[str, object] = yaml.safe_load(text)
+    content: dict[str, object] = load_yaml(text)
     return content

@@ -8,12 +8,12 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from sim.hardware import GpuSpec
 from sim.provenance import Note, Origin, Sourced
 from sim.steptime.efficiencies import Efficiencies
+from sim.yamltext import load_yaml
 
 
 class _Source(BaseModel):
@@ -92,4 +92,4 @@ def _family_of(gpu: GpuSpec, table: _Table) -> _Family:
 @cache
 def _table() -> _Table:
     text = resources.files("sim.data").joinpath("efficiencies.yaml").read_text(encoding="utf-8")
-    return _Table.model_validate(yaml.safe_load(text))
+    return _Table.model_validate(load_yaml(text))
