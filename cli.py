@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("bench.audit.cli:audit", "Say whether reports may be compared and believed, and why not."),
     "advise": ("sim.cli.advise:advise", "Rank flag changes for a goal by their simulated effect."),
     "plan": ("sim.cli.plan:plan", "Find the load, the replicas, the GPU and the cost that keep objectives."),
+    "cluster": (
+        "sim.cli.cluster:cluster",
+        "Predict several replicas behind a router, mixed or split in two.",
+    ),
     "bench": ("bench.cli:bench", "Run the scenario on the real engine and judge the result."),
     "doctor": ("bench.cli:doctor", "Check this host before a bench run."),
 }

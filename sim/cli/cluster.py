@@ -1,0 +1,152 @@
+"""`servecast cluster`: several replicas behind a router."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sim.cli.options import ScenarioOptions, scenario_options
+from sim.cli.plan import number
+from sim.cli.whatif import whole
+from sim.errors import BadInput
+
+if TYPE_CHECKING:
+    from sim.planning.cluster import Member
+    from sim.profile import Profile
+    from sim.scenario import Scenario
+
+
+@click.command()
+@scenario_options
+@click.option(
+    "--replicas", metavar="N,N,…", default="1", show_default=True, help="Replicas of each scenario."
+)
+@click.option(
+    "--router",
+    "routers",
+    metavar="NAME,NAME,…",
+    default="least-requests",
+    show_default=True,
+    help="round-robin, least-requests, least-kv, prefix-affinity; several are compared.",
+)
+@click.option("--prefill", metavar="N", help="Instead of --replicas: replicas that only prefill …")
+@click.option("--decode", metavar="N", help="… and replicas that only decode; the KV moves between them.")
+@click.option(
+    "--link", metavar="GB/S", default="50", show_default=True, help="KV transfer rate of a prefill replica."
+)
+@click.option(
+    "--link-latency", metavar="MS", default="1", show_default=True, help="Added to each KV transfer."
+)
+@click.option(
+    "--traffic", type=click.Path(path_type=Path), help="Tenants, sessions, daily profile: a YAML file."
+)
+@click.option("--traffic-rate", metavar="RPS", help="Mean rate instead of the traffic file's.")
+@click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")
+@click.option("--json", "json_to", metavar="FILE|-", help="Write the figures as JSON.")
+def cluster(
+    inputs: ScenarioOptions,
+    replicas: str,
+    routers: str,
+    prefill: str | None,
+    decode: str | None,
+    link: str,
+    link_latency: str,
+    traffic: Path | None,
+    traffic_rate: str | None,
+    profile: Path | None,
+    json_to: str | None,
+) -> None:
+    """Predict replicas of SCENARIO.yaml behind a router; several scenarios make a mixed cluster.
+
+    \b
+    servecast cluster scenario.yaml --replicas 4 --router round-robin,prefix-affinity --traffic tenants.yaml
+
+    Without --traffic, the load is that of the (first) scenario's benchmark command.
+    """
+    from sim.planning.cluster import Link, run_cluster
+    from sim.planning.cluster_text import figures_of, render_clusters
+    from sim.planning.hardware import parse_names
+    from sim.planning.mix import read_traffic
+    from sim.planning.router import make_router
+    from sim.planning.sessions import singles
+    from sim.profile import load_profile
+    from sim.results_io.atomic import write_text
+    from sim.workload.generate import generate
+
+    scenarios = inputs.scenarios()
+    names = parse_names("--router", routers)
+    for name in names:
+        make_router(name)
+    known = None if profile is None else load_profile(profile)
+    if (prefill is None) != (decode is None):
+        raise BadInput("--prefill", prefill, "goes together with --decode")
+    if prefill is not None and decode is not None:
+        members = split_members(scenarios, whole("--prefill", prefill), whole("--decode", decode), known)
+    else:
+        members = equal_members(scenarios, replicas, known)
+    spec = scenarios[0].workload
+    cap = spec.max_concurrency
+    if traffic is not None:
+        rate = None if traffic_rate is None else number("--traffic-rate", traffic_rate)
+        sessions, cap = read_traffic(traffic).generate(scenarios[0].seed, rate), None
+    elif traffic_rate is not None:
+        raise BadInput("--traffic-rate", traffic_rate, "goes with --traffic; else use --set request-rate=…")
+    else:
+        sessions = singles(generate(spec))
+    wire = Link(number("--link", link) * 1e9, number("--link-latency", link_latency) / 1e3)
+    outcomes = [
+        (
+            name,
+            run_cluster(
+                members,
+                sessions,
+                make_router(name),
+                decode_router=make_router("least-requests"),
+                link=wire,
+                max_concurrency=cap,
+            ),
+        )
+        for name in names
+    ]
+    if json_to != "-":
+        click.echo(render_clusters(outcomes))
+    if json_to is not None:
+        content = {name: figures_of(o.records, o.duration) for name, o in outcomes}
+        text = json.dumps(content, indent=1) + "\n"
+        if json_to == "-":
+            click.echo(text, nl=False)
+        else:
+            write_text(json_to, text, "--json")
+            click.echo(f"figures: {json_to}", err=True)
+
+
+def equal_members(scenarios: list[Scenario], replicas: str, profile: Profile | None) -> list[Member]:
+    """Replicas of each scenario; one number for all of them, or one for each."""
+    from sim.planning.cluster import Member
+
+    counts = [whole("--replicas", word) for word in replicas.split(",")]
+    if len(counts) == 1:
+        counts *= len(scenarios)
+    if len(counts) != len(scenarios):
+        raise BadInput("--replicas", replicas, f"must be one number, or one for each of {len(scenarios)}")
+    members = []
+    for scenario, count in zip(scenarios, counts, strict=True):
+        model = None if profile is None else profile.step_time(scenario)[0]
+        members += [Member(scenario, step_time=model)] * count
+    return members
+
+
+def split_members(
+    scenarios: list[Scenario], prefill: int, decode: int, profile: Profile | None
+) -> list[Member]:
+    """Prefill replicas of the first scenario, decode replicas of the last."""
+    from sim.planning.cluster import Member
+
+    members = []
+    for scenario, role, count in ((scenarios[0], "prefill", prefill), (scenarios[-1], "decode", decode)):
+        model = None if profile is None else profile.step_time(scenario)[0]
+        members += [Member(scenario, role, model)] * count
+    return members

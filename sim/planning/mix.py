@@ -1,0 +1,215 @@
+"""Mixes of tenants from a traffic file: who sends what, when, over the day.
+
+rate: 12                  # requests (or sessions) per second in all, mean over the day
+duration: 600             # seconds to simulate
+daily: [0.3, 0.2, …]      # relative rate of each hour, 24 numbers; absent: constant
+from_hour: 9              # hour at which the simulation begins; compress: 60 lets an hour pass in a minute
+tenants:
+  - name: chat
+    share: 0.7
+    sessions: {turns: 5, think_time: 12, system_prompt: 800, first_prompt: 150, output: 250}
+  - name: batch
+    share: 0.3
+    priority: 1
+    dataset: {kind: azure, path: trace.csv}     # as in a scenario file
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sim.errors import BadInput
+from sim.planning.daily import DailyProfile, arrivals
+from sim.planning.sessions import Session, SessionShape, draw_sessions, singles
+from sim.planning.traffic import requests_at
+from sim.request import Request
+from sim.scenario_file import DatasetInput, WorkloadInput, workload_from_input
+from sim.workload.files import place, read_text
+from sim.workload.spec import WorkloadSpec
+
+FIELD = "--traffic"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SessionsInput(_Strict):
+    """`sessions:`; absent fields keep `SessionShape`'s."""
+
+    turns: float | None = None
+    think_time: float | None = None
+    system_prompt: int | None = None
+    first_prompt: int | None = None
+    follow_up: int | None = None
+    output: int | None = None
+    max_context: int | None = None
+
+
+class TenantInput(_Strict):
+    """One tenant: sessions, or requests of a data set."""
+
+    name: str = Field(min_length=1)
+    share: float = Field(gt=0, allow_inf_nan=False)
+    sessions: SessionsInput | None = None
+    dataset: DatasetInput | None = None
+    priority: int = 0
+    burstiness: float = Field(default=1.0, gt=0)
+
+
+class TrafficInput(_Strict):
+    """The whole file."""
+
+    rate: float = Field(gt=0, allow_inf_nan=False)
+    duration: float = Field(default=300.0, gt=0, allow_inf_nan=False)
+    daily: list[float] | None = None
+    from_hour: float = Field(default=0.0, ge=0, lt=24)
+    compress: float = Field(default=1.0, ge=1, allow_inf_nan=False)
+    tenants: list[TenantInput] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who sends: either sessions of a shape, or requests of a load's data set."""
+
+    name: str
+    share: float
+    sessions: SessionShape | None = None
+    spec: WorkloadSpec | None = None
+    priority: int = 0
+    burstiness: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """All tenants together; shares add up to 1."""
+
+    rate: float
+    duration: float
+    tenants: tuple[Tenant, ...]
+    profile: DailyProfile = dataclasses.field(default_factory=DailyProfile)
+    from_hour: float = 0.0
+    compress: float = 1.0
+
+    def generate(self, seed: int, rate: float | None = None) -> list[Session]:
+        """Sessions of all tenants in order of their starts; each tenant has random streams of its own.
+
+        Args:
+            rate: instead of the file's.
+
+        Raises:
+            BadInput: a data set that cannot be read; or nothing falls into the duration.
+        """
+        found: list[Session] = []
+        for number, tenant in enumerate(self.tenants):
+            when, what = (np.random.default_rng([seed, number, stream]) for stream in (0, 1))
+            starts = arrivals(
+                (rate or self.rate) * tenant.share,
+                self.profile,
+                self.duration,
+                when,
+                from_hour=self.from_hour,
+                compress=self.compress,
+                burstiness=tenant.burstiness,
+            )
+            if tenant.sessions is not None:
+                found += draw_sessions(tenant.sessions, starts.tolist(), tenant.name, what, tenant.priority)
+            elif tenant.spec is not None and len(starts):
+                found += singles(_requests(tenant, tenant.spec, starts.tolist(), seed))
+        if not found:
+            raise BadInput(
+                f"{FIELD} duration", self.duration, "nothing arrives in that time; simulate longer"
+            )
+        return sorted(found, key=lambda session: session.turns[0].arrival)
+
+
+def tenant_of(request_id: str) -> str:
+    """The tenant whose request this is."""
+    return request_id.partition(":")[0]
+
+
+def _requests(tenant: Tenant, spec: WorkloadSpec, starts: list[float], seed: int) -> list[Request]:
+    """As many requests of the tenant's data set as arrive; a trace that ends begins again under new names."""
+    found: list[Request] = []
+    round_ = 0
+    while len(found) < len(starts):
+        wanted = replace(spec, num_prompts=len(starts) - len(found), request_rate=float("inf"))
+        batch = requests_at(wanted, seed + round_)
+        for request in batch:
+            i = len(found)
+            prompt = tuple((f"{tenant.name}/{round_}/{key}", length) for key, length in request.prompt)
+            found.append(
+                replace(
+                    request,
+                    request_id=f"{tenant.name}:{i}",
+                    prompt=prompt,
+                    arrival=starts[i],
+                    priority=tenant.priority,
+                    session=None,
+                )
+            )
+        round_ += 1
+    return found
+
+
+def read_traffic(path: str | Path) -> Traffic:
+    """Read a traffic file.
+
+    Raises:
+        BadInput: naming file and line or field.
+    """
+    text = read_text(path, FIELD)
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        raise BadInput(place(path, mark.line + 1) if mark else str(path), None, "is not YAML") from None
+    if not isinstance(raw, Mapping):
+        raise BadInput(FIELD, str(path), "must hold `rate:` and `tenants:`")
+    return parse_traffic(raw, str(path))
+
+
+def parse_traffic(raw: Mapping[str, Any], source: str) -> Traffic:
+    """Check a mapping with a traffic file's content; `source` names it in messages."""
+    try:
+        content = TrafficInput.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or source
+        value = first["input"] if isinstance(first["input"], str | int | float) else None
+        raise BadInput(where, value, f"{first['msg']} (in {source})") from None
+    names = [tenant.name for tenant in content.tenants]
+    if len(set(names)) < len(names) or any(":" in name for name in names):
+        raise BadInput("tenants", None, f"need names of their own, without a colon (in {source})")
+    total = sum(tenant.share for tenant in content.tenants)
+    return Traffic(
+        content.rate,
+        content.duration,
+        tuple(_tenant(t, total, f"tenants.{i}") for i, t in enumerate(content.tenants)),
+        DailyProfile(tuple(content.daily)) if content.daily is not None else DailyProfile(),
+        content.from_hour,
+        content.compress,
+    )
+
+
+def _tenant(given: TenantInput, total: float, where: str) -> Tenant:
+    if (given.sessions is None) == (given.dataset is None):
+        raise BadInput(where, None, "give either sessions or dataset")
+    shape = None
+    if given.sessions is not None:
+        fields = {k: v for k, v in given.sessions.model_dump().items() if v is not None}
+        shape = SessionShape(**fields)
+        shape.check(f"{where}.sessions")
+    spec = None
+    if given.dataset is not None:
+        spec = workload_from_input(WorkloadInput(dataset=given.dataset), WorkloadSpec())
+        spec = replace(spec, use_trace_arrivals=False)
+    return Tenant(given.name, given.share / total, shape, spec, given.priority, given.burstiness)

@@ -1,0 +1,217 @@
+"""Replicas behind a router: one is like no router at all, several share, split ones hand over."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import cli
+from sim.build import read_source
+from sim.errors import BadInput
+from sim.planning.cluster import Link, LoadedPrompts, Member, run_cluster
+from sim.planning.cluster_text import figures_of, render_clusters
+from sim.planning.router import (
+    BALANCE_ABS,
+    LeastKv,
+    LeastRequests,
+    NodeView,
+    PrefixAffinity,
+    RoundRobin,
+    make_router,
+)
+from sim.planning.sessions import Session, singles
+from sim.request import Request
+from sim.simulate import simulate
+from sim.steptime.gate import decodes_of, prefill
+from sim.workload.generate import generate
+from tests.engines_for_tests import FixedSteps
+
+SERVE = {
+    "vllm": "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 2048 --max-num-seqs 8",
+    "sglang": "python -m sglang.launch_server --model-path Qwen/Qwen2.5-0.5B-Instruct --context-length 2048",
+}
+BENCH = (
+    "vllm bench serve --dataset-name random --random-input-len 128 --random-output-len 16 "
+    "--random-range-ratio 0.5 --request-rate 60 --num-prompts 60"
+)
+
+
+def scenario(engine="vllm", bench=BENCH):
+    return read_source(serve=SERVE[engine], bench=bench, gpu="L4").build()
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_one_replica_behind_any_router_is_the_replica(engine):
+    what = scenario(engine)
+    alone = simulate(what).result
+    behind = run_cluster([Member(what)], singles(generate(what.workload)), LeastKv())
+    for name in ("sent", "first_token", "last_token", "queue", "prefill"):
+        assert getattr(behind.records, name) == pytest.approx(getattr(alone.records, name), nan_ok=True)
+    assert behind.records.itls == pytest.approx(alone.records.itls)
+    assert behind.duration == pytest.approx(alone.duration)
+
+
+def test_a_cap_on_concurrency_holds_requests_back_alike():
+    what = scenario(bench=BENCH + " --max-concurrency 3")
+    alone = simulate(what).result.records
+    sessions = singles(generate(what.workload))
+    behind = run_cluster([Member(what)], sessions, RoundRobin(), max_concurrency=3).records
+    assert behind.sent == pytest.approx(alone.sent)
+    assert behind.last_token == pytest.approx(alone.last_token)
+
+
+def test_round_robin_deals_out_evenly_and_everyone_is_answered():
+    what = scenario()
+    outcome = run_cluster([Member(what)] * 3, singles(generate(what.workload)), RoundRobin())
+    assert [node.requests for node in outcome.nodes] == [20, 20, 20]
+    assert outcome.node_of[:4] == (0, 1, 2, 0)
+    assert set(outcome.records.status) == {"ok"}
+    assert sorted(outcome.records.request_id, key=int) == [str(i) for i in range(60)]
+    assert np.all(np.diff(outcome.records.sent) >= 0)
+    assert outcome.records.itl_offsets[-1] == len(outcome.records.itls)
+
+
+def test_replicas_of_half_the_load_are_each_like_one_at_half_the_rate():
+    # Requests dealt out in turn: replica 0 sees just the even ones.
+    what = scenario()
+    requests = generate(what.workload)
+    both = run_cluster([Member(what)] * 2, singles(requests), RoundRobin())
+    alone = simulate(what, requests=requests[::2]).result.records
+    mine = np.array(both.node_of) == 0
+    assert both.records.last_token[mine] == pytest.approx(alone.last_token)
+
+
+def test_a_slow_replica_gets_less_from_a_router_that_looks():
+    fast, slow = (Member(scenario(), step_time=FixedSteps(t)) for t in (0.01, 0.05))
+    sessions = singles(generate(scenario().workload))
+    blind = run_cluster([fast, slow], sessions, RoundRobin())
+    looking = run_cluster([fast, slow], sessions, LeastRequests())
+    assert [n.requests for n in blind.nodes] == [30, 30]
+    assert looking.nodes[0].requests > looking.nodes[1].requests
+    p99 = [figures_of(o.records, o.duration)["p99_e2el_ms"] for o in (looking, blind)]
+    assert p99[0] < p99[1]
+
+
+def request(rid, *prompt):
+    return Request(rid, prompt, 4)
+
+
+def test_routers_choose_by_what_they_look_at():
+    nodes = [NodeView(5, 0.1), NodeView(2, 0.9), NodeView(2, 0.5)]
+    assert LeastRequests().choose(request("a", ("x", 10)), nodes) == 1
+    assert LeastKv().choose(request("a", ("x", 10)), nodes) == 0
+    turns = RoundRobin()
+    assert [turns.choose(request("a", ("x", 10)), nodes) for _ in range(4)] == [0, 1, 2, 0]
+
+
+def test_affinity_follows_the_longest_known_beginning():
+    router, idle = PrefixAffinity(), [NodeView(0, 0.0), NodeView(0, 0.0)]
+    assert router.choose(request("a", ("shared", 100), ("a", 10)), idle) == 0
+    busier = [NodeView(3, 0.0), NodeView(0, 0.0)]
+    assert router.choose(request("b", ("shared", 100), ("b", 10)), busier) == 0
+    assert router.choose(request("c", ("other", 100), ("c", 10)), busier) == 1
+    # A shared beginning that is a small part of the prompt is not worth it.
+    assert router.choose(request("d", ("shared", 100), ("d", 900)), busier) == 1
+    # A follow-up turn quotes the answer.
+    follow_up = request("a2", ("shared", 100), ("a", 10), ("out:a", 4), ("a2", 5))
+    assert router.choose(follow_up, busier) == 0
+
+
+def test_affinity_gives_way_where_the_load_is_out_of_balance():
+    router = PrefixAffinity()
+    router.choose(request("a", ("shared", 100)), [NodeView(0, 0.0), NodeView(0, 0.0)])
+    swamped = [NodeView(BALANCE_ABS + 2, 0.0), NodeView(1, 0.0)]
+    assert router.choose(request("b", ("shared", 100)), swamped) == 1
+
+
+def test_affinity_finds_more_in_the_prefix_cache():
+    sessions = []
+    for i in range(40):
+        group, arrival = i * 7 % 5, 0.05 * i
+        prompt = ((f"system:{group}", 512), (f"own:{i}", 32))
+        sessions.append(Session((Request(str(i), prompt, 8, arrival),)))
+    members = [Member(scenario())] * 2
+
+    def hits(router):
+        return sum(n.usage.prefix_hits for n in run_cluster(members, sessions, router).nodes)
+
+    assert hits(PrefixAffinity()) > hits(RoundRobin())
+
+
+# Prefill here, decode there.
+
+
+def split(link=None, step=0.1):
+    what = scenario(bench=BENCH.replace("rate 60", "rate 1").replace("num-prompts 60", "num-prompts 5"))
+    members = [Member(what, role, FixedSteps(step)) for role in ("prefill", "decode")]
+    return what, run_cluster(members, singles(generate(what.workload)), RoundRobin(), link=link)
+
+
+def test_disaggregated_requests_pass_through_both():
+    what, outcome = split()
+    assert [node.requests for node in outcome.nodes] == [5, 5]
+    lengths = [r.max_tokens for r in generate(what.workload)]
+    assert outcome.records.output_len.tolist() == lengths
+    assert outcome.nodes[0].usage.steps >= 5
+    assert outcome.node_of == (1,) * 5
+
+
+def test_time_of_a_lone_request_is_prefill_transfer_decode():
+    link = Link(bandwidth=1e6, latency=0.5)
+    what, outcome = split(link)
+    account_bytes = simulate(what).account.kv_bytes_per_token
+    first = generate(what.workload)[0]
+    moved = first.prompt_len * account_bytes / link.bandwidth + link.latency
+    ttft = outcome.records.first_token[0] - outcome.records.sent[0]
+    # One step on the prefill replica, the transfer, one step on the decode replica.
+    assert ttft == pytest.approx(0.1 + moved + 0.1, abs=1e-3)
+
+
+def test_a_slower_link_never_helps():
+    fast, slow = (split(Link(bandwidth=b))[1] for b in (1e12, 1e6))
+    assert np.all(slow.records.last_token >= fast.records.last_token - 1e-9)
+
+
+def test_loaded_prompts_are_not_computed_again():
+    model = LoadedPrompts(FixedSteps(0.0, per_token=1.0))
+    assert model.gpu(prefill(500)) == 1.0
+    assert model.gpu(decodes_of(4, 100)) == 4.0
+
+
+def test_what_makes_no_cluster_is_refused():
+    what = scenario()
+    with pytest.raises(BadInput, match="at least 1"):
+        run_cluster([], [], RoundRobin())
+    with pytest.raises(BadInput, match="both prefill and decode"):
+        run_cluster([Member(what, "prefill")], [], RoundRobin())
+    with pytest.raises(BadInput, match="round-robin"):
+        make_router("random")
+
+
+def test_command_compares_routers_on_mixed_replicas(tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(f"serve: {SERVE['vllm']} --max-num-batched-tokens 512\nbench: {BENCH}\ngpu: L4\n")
+    first = tmp_path / "first.yaml"
+    first.write_text(f"serve: {SERVE['vllm']}\nbench: {BENCH}\ngpu: L4\n")
+    args = ["cluster", str(first), str(other), "--replicas", "2,1", "--router", "round-robin,least-requests"]
+    done = CliRunner().invoke(cli.servecast, args)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("replica-2") == 2
+    assert max(map(len, done.output.splitlines())) <= 110
+    split_up = CliRunner().invoke(cli.servecast, ["cluster", str(first), "--prefill", "1", "--decode", "1"])
+    assert "decode-1" in split_up.output
+    for bad in (["--replicas", "1,1,1"], ["--prefill", "1"], ["--traffic-rate", "3"], ["--router", "any"]):
+        assert isinstance(
+            CliRunner().invoke(cli.servecast, ["cluster", str(first), *bad]).exception, BadInput
+        )
+
+
+def test_tenants_are_told_apart():
+    sessions = [
+        Session((replace(r, request_id=f"{'chat' if i % 2 else 'batch'}:{i}"),))
+        for i, r in enumerate(generate(scenario().workload))
+    ]
+    text = render_clusters([("any", run_cluster([Member(scenario())], sessions, RoundRobin()))])
+    assert "  chat" in text
+    assert "  batch" in text

@@ -1,0 +1,278 @@
+"""Traffic: traces at a wanted rate, days, tenants, conversations."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sim.build import read_source
+from sim.errors import BadInput
+from sim.planning.cluster import Member, run_cluster
+from sim.planning.daily import DailyProfile, arrivals, day_of_replicas
+from sim.planning.mix import parse_traffic, read_traffic, tenant_of
+from sim.planning.router import PrefixAffinity, RoundRobin
+from sim.planning.sessions import SessionShape, draw_sessions
+from sim.planning.traffic import requests_at
+from sim.workload.spec import FileDataset, WorkloadSpec
+from tests.engines_for_tests import FixedSteps
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """200 requests, one every 0.5 s, prompts of 100 + i tokens."""
+    path = tmp_path / "azure.csv"
+    rows = [f"2023-11-16 18:{i // 120:02}:{i / 2 % 60:09.6f},{100 + i},{10 + i % 7}\n" for i in range(200)]
+    path.write_text(AZURE + "".join(rows), encoding="utf-8")
+    return FileDataset("azure", str(path))
+
+
+def spec(trace, rate=4.0, n=50, **more):
+    return WorkloadSpec(trace, num_prompts=n, request_rate=rate, use_trace_arrivals=True, **more)
+
+
+def test_a_trace_is_stretched_to_the_wanted_rate(trace):
+    requests = requests_at(spec(trace, rate=8.0), seed=3)
+    times = [r.arrival for r in requests]
+    assert times[0] == 0.0
+    assert (len(times) - 1) / times[-1] == pytest.approx(8.0)
+    assert requests_at(spec(trace, rate=8.0), seed=3) == requests
+
+
+def test_a_window_keeps_the_order_and_the_pairs_of_lengths(trace):
+    requests = requests_at(spec(trace), seed=1)
+    rows = [r.prompt_len - 100 for r in requests]
+    assert all((b - a) % 200 == 1 for a, b in pairwise(rows))
+    assert all(r.max_tokens == 10 + row % 7 for r, row in zip(requests, rows, strict=True))
+
+
+def test_replications_are_spread_over_the_trace(trace):
+    starts = [requests_at(spec(trace), seed=1, part=p, parts=4)[0].prompt_len for p in range(4)]
+    assert sorted((s - starts[0]) % 200 for s in starts) == [0, 50, 100, 150]
+
+
+def test_a_trace_is_sent_once_at_most(trace):
+    assert len(requests_at(spec(trace, n=5000), seed=0)) == 200
+
+
+def test_lengths_of_a_trace_with_arrivals_of_a_client(trace):
+    load = WorkloadSpec(trace, num_prompts=50, request_rate=4.0)
+    requests = requests_at(load, seed=1)
+    assert requests[-1].arrival == pytest.approx(50 / 4.0)
+    assert requests[0].prompt_len >= 100
+
+
+def test_a_trace_without_times_has_none_to_send_at(tmp_path):
+    path = tmp_path / "lengths.jsonl"
+    path.write_text('{"input_len": 5, "output_len": 5}\n' * 3, encoding="utf-8")
+    with pytest.raises(BadInput, match="no arrival times"):
+        requests_at(spec(FileDataset("lengths", str(path))), seed=0)
+
+
+def test_shared_prefixes_of_a_trace_survive(tmp_path):
+    path = tmp_path / "mooncake.jsonl"
+    path.write_text(
+        "".join(
+            f'{{"timestamp": {i}, "input_length": 1000, "output_length": 5, "hash_ids": [7, {i + 10}]}}\n'
+            for i in range(5)
+        ),
+        encoding="utf-8",
+    )
+    requests = requests_at(spec(FileDataset("mooncake", str(path)), n=5), seed=0)
+    assert {r.prompt[0] for r in requests} == {(7, 512)}
+
+
+# Days.
+
+
+def test_rates_of_a_day():
+    profile = DailyProfile((1.0,) * 12 + (3.0,) * 12)
+    assert profile.peak_factor == 1.5
+    assert profile.rates(10.0) == (5.0,) * 12 + (15.0,) * 12
+
+
+def test_arrivals_follow_the_hours():
+    profile = DailyProfile((1.0, 0.0) * 12)
+    times = arrivals(2.0, profile, 3600.0, np.random.default_rng(0), compress=2.0, from_hour=0.0)
+    # Half an hour of an hour at 4/s, half an hour of silence.
+    assert len(times) == pytest.approx(7200, rel=0.05)
+    assert times.max() < 1800.0
+    assert np.all(np.diff(times) >= 0)
+    late = arrivals(2.0, profile, 600.0, np.random.default_rng(0), from_hour=1.5)
+    assert not len(late)
+
+
+def test_burstiness_shows_in_the_gaps():
+    def cv(burstiness):
+        gaps = np.diff(arrivals(5.0, DailyProfile(), 4000.0, np.random.default_rng(1), burstiness=burstiness))
+        return gaps.std() / gaps.mean()
+
+    assert cv(1.0) == pytest.approx(1.0, abs=0.05)
+    assert cv(0.25) == pytest.approx(2.0, abs=0.15)
+    assert cv(math.inf) == pytest.approx(0.0, abs=1e-6)
+
+
+@given(st.integers(0, 23), st.floats(1.0, 50.0))
+@settings(max_examples=15, deadline=None)
+def test_a_constant_day_has_the_mean_rate_at_any_hour(hour, rate):
+    times = arrivals(rate, DailyProfile(), 500.0, np.random.default_rng(hour), from_hour=hour)
+    assert len(times) == pytest.approx(500 * rate, abs=6 * math.sqrt(500 * rate))
+
+
+def test_replicas_by_the_hour():
+    day = day_of_replicas(5.0, 10.0, DailyProfile((1.0,) * 12 + (3.0,) * 12))
+    assert day.by_hour == (2,) * 12 + (4,) * 12
+    assert (day.constant, day.replica_hours, day.constant_hours) == (4, 72, 96)
+
+
+@pytest.mark.parametrize("factors", [(1.0,) * 23, (0.0,) * 24, (math.nan,) * 24, (-1.0,) + (1.0,) * 23])
+def test_bad_days(factors):
+    with pytest.raises(BadInput, match="daily"):
+        DailyProfile(factors)
+
+
+# Conversations.
+
+
+def sessions(count=200, seed=0, **more):
+    shape = SessionShape(turns=3, system_prompt=64, first_prompt=40, follow_up=20, output=30, **more)
+    return draw_sessions(shape, np.linspace(0, 10, count).tolist(), "chat", np.random.default_rng(seed))
+
+
+def test_each_turn_quotes_all_that_was_said():
+    for session in sessions():
+        for before, after in pairwise(session.turns):
+            said = (*before.prompt, (f"out:{before.request_id}", before.max_tokens))
+            assert after.prompt[: len(said)] == said
+            assert after.session == before.session
+        assert len(session.pauses) == len(session.turns) - 1
+        assert session.turns[0].prompt[0] == ("chat:system", 64)
+
+
+def test_conversations_have_the_asked_means():
+    found = sessions(2000, max_context=100_000)
+    assert np.mean([len(s.turns) for s in found]) == pytest.approx(3.0, rel=0.1)
+    assert np.mean([t.max_tokens for s in found for t in s.turns]) == pytest.approx(30, rel=0.1)
+    assert np.mean([p for s in found for p in s.pauses]) == pytest.approx(10.0, rel=0.1)
+
+
+def test_conversations_end_before_the_context_does():
+    longest = max(t.prompt_len + t.max_tokens for s in sessions(max_context=300) for t in s.turns)
+    assert longest <= 300
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"turns": 0.5}, {"think_time": -1.0}, {"output": 0}, {"max_context": 10}, {"system_prompt": -1}],
+)
+def test_bad_conversations(fields):
+    with pytest.raises(BadInput, match="here"):
+        SessionShape(**fields).check("here")
+
+
+SERVE = "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 8192 --max-num-seqs 64"
+
+
+def cluster(router, count=2):
+    scenario = read_source(
+        serve=SERVE, bench="vllm bench serve --random-input-len 10 --random-output-len 5", gpu="L4"
+    ).build()
+    return run_cluster([Member(scenario, step_time=FixedSteps(0.02))] * count, sessions(30), router)
+
+
+def test_a_turn_waits_for_the_answer_and_for_its_user():
+    outcome = cluster(RoundRobin())
+    at = {rid: i for i, rid in enumerate(outcome.records.request_id)}
+    for session in sessions(30):
+        for before, after, pause in zip(session.turns, session.turns[1:], session.pauses, strict=False):
+            done = outcome.records.last_token[at[before.request_id]]
+            assert outcome.records.scheduled[at[after.request_id]] == pytest.approx(done + pause)
+    assert len(outcome.records) == sum(len(s.turns) for s in sessions(30))
+
+
+def test_follow_ups_find_their_history_in_the_cache():
+    one, two = cluster(RoundRobin(), 1), cluster(PrefixAffinity(), 2)
+    blind = cluster(RoundRobin(), 2)
+    share = [sum(n.usage.prefix_hits for n in o.nodes) for o in (one, two, blind)]
+    assert share[0] > 0
+    assert share[1] > share[2]
+
+
+# Tenants.
+
+MIX = {
+    "rate": 20,
+    "duration": 60,
+    "tenants": [
+        {"name": "chat", "share": 3, "sessions": {"turns": 2, "output": 20}},
+        {"name": "batch", "share": 1, "priority": 5, "dataset": {"kind": "random", "input_len": 100}},
+    ],
+}
+
+
+def test_tenants_share_the_rate():
+    found = parse_traffic(MIX, "here").generate(seed=0)
+    names = [tenant_of(s.turns[0].request_id) for s in found]
+    assert names.count("chat") / len(names) == pytest.approx(0.75, abs=0.03)
+    assert len(names) == pytest.approx(1200, rel=0.1)
+    starts = [s.turns[0].arrival for s in found]
+    assert starts == sorted(starts)
+    assert {s.turns[0].priority for s in found if tenant_of(s.turns[0].request_id) == "batch"} == {5}
+
+
+def test_one_tenants_draws_do_not_depend_on_the_others():
+    both = parse_traffic(MIX, "here").generate(seed=0)
+    more = {**MIX, "tenants": [*MIX["tenants"], {"name": "new", "share": 0.001, "sessions": {}}]}
+    # The shares change a little; the conversations of the first tenant are drawn from its own stream.
+    with_new = parse_traffic(more, "here").generate(seed=0)
+    first = [next(s for s in found if s.turns[0].request_id == "chat:0.0") for found in (both, with_new)]
+    assert first[0].turns[0].prompt == first[1].turns[0].prompt
+
+
+def test_a_short_trace_of_a_tenant_begins_again(trace):
+    mix = {"rate": 10, "duration": 60, "tenants": [{"name": "t", "share": 1, "dataset": vars_of(trace)}]}
+    found = parse_traffic(mix, "here").generate(seed=0)
+    assert len(found) > 200
+    prompts = [s.turns[0].prompt for s in found]
+    assert len(set(prompts)) == len(prompts)
+
+
+def vars_of(trace):
+    return {"kind": trace.kind, "path": trace.path}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"rate": 0}, "rate"),
+        ({"tenants": []}, "tenants"),
+        ({"surprise": 1}, "surprise"),
+        ({"daily": [1, 2]}, "24"),
+        ({"tenants": [{"name": "a", "share": 1}]}, "either sessions or dataset"),
+        ({"tenants": [{"name": "a:b", "share": 1, "sessions": {}}]}, "without a colon"),
+        ({"tenants": [{"name": "a", "share": 1, "sessions": {"turns": 0}}]}, "turns"),
+        ({"tenants": [{"name": "a", "share": -1, "sessions": {}}]}, "share"),
+    ],
+)
+def test_bad_traffic_files_name_the_field(change, says):
+    with pytest.raises(BadInput, match=says):
+        parse_traffic({**MIX, **change}, "here")
+
+
+def test_traffic_files_are_read_by_line(tmp_path):
+    path = tmp_path / "traffic.yaml"
+    path.write_text("rate: 5\ntenants:\n  - name: a\n    share: [\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="line"):
+        read_traffic(path)
+    path.write_text("- a\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="must hold"):
+        read_traffic(path)
+    path.write_text(
+        "rate: 0.001\nduration: 1\ntenants: [{name: a, share: 1, sessions: {}}]\n", encoding="utf-8"
+    )
+    with pytest.raises(BadInput, match="nothing arrives"):
+        read_traffic(path).generate(seed=0)
