@@ -114,11 +114,17 @@ def plain(value: Any) -> Any:
         return plain(value.item())
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, _Ready):
+        return value
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
     if isinstance(value, set | frozenset):
         return sorted(plain(v) for v in value)
     return str(value)
+
+
+class _Ready(list[Any]):
+    """A list in JSON's own types throughout, too long to look at every value again."""
 
 
 def _column(values: np.ndarray[Any, Any]) -> list[Any]:
@@ -149,7 +155,7 @@ def _lists(records: RequestRecords) -> dict[str, Any]:
         "input_lens": records.prompt_len,
         "output_lens": np.where(ok, records.output_len, 0),
         "ttfts": ttfts,
-        "itls": [itls[a:b] for a, b in pairwise(offsets)],
+        "itls": _Ready([itls[a:b] for a, b in pairwise(offsets)]),
         "start_times": records.sent,
         "generated_texts": [""] * len(records),
         "errors": ["" if status == "ok" else status for status in records.status],
