@@ -253,7 +253,7 @@ def _rows(predicted: BenchResult, repeats: list[BenchResult], regimes: Regimes) 
             key, ours, sum(known) / len(known), n, noise=noise, scored=not reason, unscored=reason
         )
         interval = error_interval(
-            row.error, prediction_interval(predicted, key), spreads.get(key), noise, len(known)
+            key, row.error, prediction_interval(predicted, key), spreads.get(key), noise, len(known)
         )
         rows.append(replace(row, interval=interval))
     for key in _SERVER_KEYS:

@@ -191,13 +191,18 @@ def test_a_percentile_beyond_the_sample_is_shown_and_does_not_decide() -> None:
 
 def test_the_interval_holds_the_error_and_names_its_parts() -> None:
     predicted, measured = pair(ttft=1.2)
-    intervals = {"mean_ttft_ms": {"low": 0.9 * (figure(predicted, "mean_ttft_ms") or 0), "high": 1e3}}
-    intervals["mean_ttft_ms"]["high"] = 1.1 * (figure(predicted, "mean_ttft_ms") or 0)
+    mean = figure(predicted, "mean_ttft_ms") or 0.0
+    told = {"intervals": {"figures": {"mean_ttft_ms": [0.9 * mean, 1.1 * mean]}}}
     bare = row(compare(predicted, measured), "mean_ttft_ms").interval
-    full = row(compare(replace(predicted, extra={"intervals": intervals}), measured), "mean_ttft_ms").interval
+    full = row(compare(replace(predicted, extra=told), measured), "mean_ttft_ms").interval
+    assert bare is not None
+    assert full is not None
     assert bare.low < 0.2 < bare.high
     assert full.low < bare.low < bare.high < full.high
-    assert set(full.parts) == {"prediction", "sampling", "repeats"}
+    assert set(bare.parts) == {"sampling", "repeats"}
+    # Other seeds are in the prediction's own interval already, and so is an assumed repeat noise: not twice.
+    assert set(full.parts) == {"prediction", "repeats"}
+    assert full.low == pytest.approx(1.2 * 0.9 - 1, abs=0.002)
 
 
 def test_repeats_measure_the_noise_that_is_assumed_otherwise() -> None:

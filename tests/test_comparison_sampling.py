@@ -14,6 +14,7 @@ from sim.comparison.intervals import error_interval
 from sim.comparison.noise import Noise, mean_error_share
 from sim.comparison.sampling import block_length, distance, equivalence, log_ratio_spread, resampled
 from sim.comparison.sources import error_sources
+from sim.intervals import repeat_noise
 from sim.results import Floats
 from tests.made_results import aggregates_of, poisson_load, records_of, result_of
 
@@ -137,14 +138,22 @@ def test_no_spread_is_no_test() -> None:
 
 def test_independent_causes_add_in_quadrature() -> None:
     noise = Noise(0.03, 0, "assumed")
-    alone = error_interval(0.0, None, None, noise, 1)
-    both = error_interval(0.0, (0.95, 1.05), 0.03, noise, 1)
+    alone = error_interval("mean_ttft_ms", 0.0, None, None, noise, 1)
+    both = error_interval("mean_ttft_ms", 0.0, None, 0.04, noise, 1)
     assert alone is not None
     assert both is not None
     assert alone.spread == pytest.approx(0.03, rel=0.01)
-    assert both.spread == pytest.approx(math.sqrt(0.03**2 + 0.03**2 + (0.05 / 1.645) ** 2), rel=0.01)
-    assert error_interval(None, None, 0.1, noise, 1) is None
-    assert error_interval(0.1, None, None, None, 1) is None
+    assert both.spread == pytest.approx(0.05, rel=0.01)
+    assert error_interval("mean_ttft_ms", None, None, 0.1, noise, 1) is None
+    assert error_interval("mean_ttft_ms", 0.1, None, None, None, 1) is None
+
+
+def test_measured_noise_takes_the_place_of_what_a_prediction_assumed() -> None:
+    assumed = math.exp(1.645 * repeat_noise("mean_ttft_ms"))
+    found = error_interval("mean_ttft_ms", 0.0, (1 / assumed, assumed), None, Noise(0.05, 40, ""), 1)
+    assert found is not None
+    assert found.parts["prediction"] == pytest.approx(0.0, abs=1e-6)
+    assert found.high == pytest.approx(math.exp(found.parts["repeats"]) - 1)
 
 
 def test_noise_from_few_repeats_is_wider() -> None:

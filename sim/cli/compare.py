@@ -138,7 +138,7 @@ class _Predictions:
         from sim.comparison.loads import at_once, scenario_for
 
         scenario = scenario_for(self._scenario, measured, path if self._replay else None)
-        predicted = simulate_with(scenario, self._profile).result
+        predicted = simulate_with(scenario, self._profile, draws=None).result
         flood = at_once(scenario.workload)
         if flood is None:
             return predicted, None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sim.comparison.figures import figure
 from sim.comparison.noise import Noise, mean_error_share
+from sim.intervals import repeat_noise
 from sim.results import BenchResult
 
 Z90 = 1.645  # half-width of a normal 90 % interval in standard deviations
@@ -34,20 +35,19 @@ class ErrorInterval:
 def prediction_interval(predicted: BenchResult, key: str) -> tuple[float, float] | None:
     """The 90 % interval that the prediction gives itself, relative to the figure: (0.95, 1.1), say.
 
-    None where it gives none. Intervals stand in a result's `extra["intervals"]`, by figure.
+    None where it gives none. The interval (see `sim.forecast`) holds what is uncertain of the coefficients,
+    what another seed of the load does, and repeat noise.
     """
-    found, value = predicted.extra.get("intervals"), figure(predicted, key)
-    if not isinstance(found, Mapping) or not value or value < 0:
-        return None
-    entry = found.get(key)
-    if isinstance(entry, Mapping):
-        entry = (entry.get("low"), entry.get("high"))
-    if not isinstance(entry, list | tuple) or len(entry) != 2 or None in entry:
+    told, value = predicted.extra.get("intervals"), figure(predicted, key)
+    figures = told.get("figures") if isinstance(told, Mapping) else None
+    entry = figures.get(key) if isinstance(figures, Mapping) else None
+    if not value or value < 0 or not isinstance(entry, list | tuple) or len(entry) != 2 or None in entry:
         return None
     return float(entry[0]) / value, float(entry[1]) / value
 
 
 def error_interval(
+    key: str,
     error: float | None,
     prediction: tuple[float, float] | None,
     sampling: float | None,
@@ -59,7 +59,8 @@ def error_interval(
     Args:
         error: predicted / measured - 1.
         prediction: see `prediction_interval`.
-        sampling: standard deviation of log(predicted / measured) over resampled requests.
+        sampling: standard deviation of log(predicted / measured) over resampled requests; a prediction with
+            an interval of its own has the choice of requests in it.
         runs: measured runs that the figure is the mean of.
 
     Returns:
@@ -69,9 +70,10 @@ def error_interval(
         return None
     parts: dict[str, tuple[float, float]] = {}
     if prediction is not None and prediction[0] > 0:
-        low, high = (math.log(bound) for bound in prediction)
-        parts["prediction"] = (max(0.0, -low), max(0.0, high))
-    if sampling is not None:
+        # What it holds of repeat noise is taken out, as that of the runs at hand comes in; seeds stay in.
+        below, above = (_without_noise(abs(math.log(bound)), key) for bound in prediction)
+        parts["prediction"] = (below, above)
+    elif sampling is not None:
         parts["sampling"] = (Z90 * sampling, Z90 * sampling)
     if noise is not None:
         share = mean_error_share(noise, runs)
@@ -84,3 +86,7 @@ def error_interval(
         (1 + error) * math.exp(high) - 1,
         {name: (part[0] + part[1]) / 2 for name, part in parts.items()},
     )
+
+
+def _without_noise(half: float, key: str) -> float:
+    return math.sqrt(max(0.0, half**2 - (Z90 * repeat_noise(key)) ** 2))

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.comparison.figures import figure, split_key
+from sim.comparison.figures import figure
+from sim.intervals import has_interval
+from sim.intervals import repeat_noise as assumed_noise
 from sim.results import BenchResult
 
-# The same arrivals sent twice to one H100 (residency-vllm, Qwen3-14B, vLLM 0.23.0): relative difference.
-_ASSUMED = {"mean": 0.017, "median": 0.018, "p90": 0.029, "p95": 0.04, "p99": 0.048}
-_TTFT_MEAN = 0.018
 _SOURCE = "assumed: the same arrivals sent twice to an H100 differed by as much"
 
 
@@ -41,11 +40,9 @@ def repeat_noise(key: str, repeats: Sequence[BenchResult]) -> Noise | None:
     if len(values) >= 2 and np.mean(values) > 0:
         share = float(np.std(values, ddof=1) / np.mean(values))
         return Noise(share, len(values), f"measured over {len(values)} runs")
-    parts = split_key(key)
-    if parts is None:
+    if not has_interval(key):
         return None
-    known = _TTFT_MEAN if parts[:2] == ("mean", "ttft") else _ASSUMED.get(parts[0])
-    return None if known is None else Noise(known, 0, _SOURCE)
+    return Noise(assumed_noise(key), 0, _SOURCE)
 
 
 def mean_error_share(noise: Noise, runs: int) -> float:
