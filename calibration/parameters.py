@@ -26,12 +26,12 @@ BELIEF: Mapping[str, float] = {
     "link_bandwidth": 0.35,
     "mixed_kv_reread": 0.2,
     "gemm_ramp": 64.0,
-    "ridge": 0.15,
+    "ridge": 0.3,
     "tile_edge": 0.25,
     "throttle": 0.10,
     "step_overhead": 8.0e-4,
     "layer_overhead": 6.0e-6,
-    "sequence": 4.0e-7,
+    "sequence": 1.0e-6,
     "eager_launch": 1.0e-4,
     "piecewise_launch": 1.0e-5,
     "allreduce_latency": 8.0e-6,
@@ -116,6 +116,8 @@ def default_prior(gpu: GpuSpec, without: Iterable[str] = ()) -> Prior:
 
 GUESSES: Mapping[str, float] = {
     "throttle_relax": 0.025,
+    "allreduce_latency": 1.2e-5,
+    "link_bandwidth": 0.7,
     "weight_bandwidth": 0.80,
     "kv_bandwidth": 0.75,
     "mixed_kv_reread": 0.1,

@@ -20,9 +20,13 @@ Floats = NDArray[np.float64]
 
 HUBER = 2.0  # residuals beyond this many standard deviations pull no harder
 BLOCK_SECONDS = 10.0  # errors of requests that share steps are not independent; blocks of this length are
-SCALE_FLOOR = 1e-5  # [s]
+SCALE_FLOOR = 0.003  # no latency is repeatable to better than this share
 MAX_DESCENTS = 12
+FEW_ROWS = 20  # fewer residuals than this do not tell their own noise: it is taken to be this share instead
+FEW_NOISE = 0.01
+FEW_BLOCKS = 3  # per coefficient
 KINDS = 3  # of rows: first tokens, decodes, steps
+KIND_IDS = range(KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
     low, high = space.bounds()
     vector = np.clip(start, low + 1e-12, high - 1e-12)
     kinds = np.concatenate([run.rows.kind for run in runs])
-    lengths = np.sqrt(np.concatenate([run.rows.tokens for run in runs]))
+    lengths = np.concatenate([_noise_shape(run.rows) for run in runs])
+    sizes = np.concatenate([run.rows.measured for run in runs]) / lengths
     blocks = _blocks(runs)
     scales = np.ones(KINDS)
     center, width = space.start(), space.deviations()
@@ -90,7 +95,9 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
 
     for _ in range(rounds):
         rows = residuals_at(vector)
-        scales = np.array([_scale(rows[kinds == k] / lengths[kinds == k]) for k in range(KINDS)])
+        scales = np.array(
+            [_scale(rows[kinds == k] / lengths[kinds == k], sizes[kinds == k]) for k in KIND_IDS]
+        )
         sigma = scales[kinds] * lengths
         weight = _effective(rows / sigma, blocks)
 
@@ -148,6 +155,11 @@ def _steps(vector: Floats, high: Floats, width: Floats) -> Floats:
     return np.where(vector + 1e-3 * width <= high, 1e-3, -1e-3) * width
 
 
+def _noise_shape(rows: Rows) -> Floats:
+    """What a row's noise grows with: the root of the gaps it adds up, or the length of a step timed alone."""
+    return np.where(rows.kind == 2, rows.measured, np.sqrt(rows.tokens))
+
+
 def _blocks(runs: Sequence[AlignedRun]) -> NDArray[np.int64]:
     parts, offset = [], 0
     for run in runs:
@@ -158,11 +170,14 @@ def _blocks(runs: Sequence[AlignedRun]) -> NDArray[np.int64]:
     return np.concatenate(parts)
 
 
-def _scale(residuals: Floats) -> float:
-    """Standard deviation by the median absolute residual."""
+def _scale(residuals: Floats, sizes: Floats) -> float:
+    """Standard deviation by the median absolute residual, but no less than a share of what was measured."""
     if not len(residuals):
         return 1.0
-    return max(SCALE_FLOOR, float(1.4826 * np.median(np.abs(residuals))))
+    if len(residuals) < FEW_ROWS:
+        return FEW_NOISE * float(np.median(sizes))
+    floor = SCALE_FLOOR * float(np.median(sizes))
+    return max(floor, float(1.4826 * np.median(np.abs(residuals))))
 
 
 def _huber_root(z: Floats) -> Floats:
@@ -190,14 +205,22 @@ def _jacobian(function: Callable[[Floats], Floats], vector: Floats, width: Float
 
 
 def _sandwich(jacobian: Floats, z: Floats, blocks: NDArray[np.int64], width: Floats) -> Floats:
-    """Covariance with errors clustered by block, and the prior as one more observation."""
-    psi = np.clip(z, -HUBER, HUBER)
-    inside = (np.abs(z) <= HUBER).astype(np.float64)
-    curvature = jacobian.T @ (jacobian * inside[:, None])
-    scores = np.zeros((int(blocks.max()) + 1, jacobian.shape[1]))
-    np.add.at(scores, blocks, jacobian * psi[:, None])
+    """Covariance with errors clustered by block, and the prior as one more observation.
+
+    With few blocks their scatter says little of itself: then errors count as independent.
+    """
+    size = np.maximum(np.abs(z), 1e-12)
+    pull = np.minimum(1.0, HUBER / size)
+    curvature = jacobian.T @ (jacobian * pull[:, None])
+    count = int(blocks.max()) + 1
+    if count < FEW_BLOCKS * jacobian.shape[1]:
+        excess = max(1.0, float(np.mean(pull * z * z)))
+        return np.asarray(np.linalg.inv(curvature / excess + np.diag(width**-2.0)), dtype=np.float64)
+    scores = np.zeros((count, jacobian.shape[1]))
+    np.add.at(scores, blocks, jacobian * (pull * z)[:, None])
     meat = scores.T @ scores
     # With the design effect in the weight, data and prior stand on one scale.
     weight = _effective(z, blocks)
     bread = np.linalg.inv(weight * curvature + np.diag(width**-2.0))
-    return bread @ (weight**2 * meat + np.diag(width**-2.0)) @ bread
+    found: Floats = bread @ (weight**2 * meat + np.diag(width**-2.0)) @ bread
+    return found

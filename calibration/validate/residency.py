@@ -1,0 +1,140 @@
+"""residency-vllm: Qwen3-14B on one H100 under vLLM 0.23, four arrival rates of 600 s each, per request."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from calibration.evidence import ClientRun, PerRequest
+from calibration.fit import fit
+from calibration.parameters import Prior, default_prior
+from calibration.validate.foresee import foresee, measured_figures, possible
+from calibration.validate.table import Outcome, Row, rows_for
+from sim.build import build_scenario
+from sim.errors import BadInput
+from sim.request import Request
+from sim.scenario import Scenario
+
+FOLDER = "residency_h100_qwen3-14b"
+SHOW = "2"
+RATES = (2, 4, 6, 8)
+OWN_SOURCES = ("residency",)  # shipped efficiencies from these very runs must not be known to the fit
+# Fit on 2 and 8, predict 4 and 6.
+BETWEEN = {
+    "mean_ttft_ms": 0.03,
+    "median_ttft_ms": 0.03,
+    "p99_ttft_ms": 0.08,
+    "mean_tpot_ms": 0.02,
+    "p99_tpot_ms": 0.06,
+    "mean_e2el_ms": 0.02,
+}
+# Fit on 2 and 4, predict 8: to 60 % of capacity.
+BEYOND = {
+    "mean_tpot_ms": 0.03,
+    "p99_tpot_ms": 0.06,
+    "mean_e2el_ms": 0.03,
+    "p99_e2el_ms": 0.06,
+    "mean_ttft_ms": 0.04,
+    "p99_ttft_ms": 0.08,
+}
+STATED = dict.fromkeys((*BETWEEN, "p99_e2el_ms"))
+
+
+def validate(folder: Path) -> Outcome:
+    """Fit on some rates, predict the others."""
+    scenario = _scenario()
+    runs = {rate: read_cell(folder, f"sweep_rate__agg_{rate}rps__vanilla", scenario) for rate in RATES}
+    prior = default_prior(scenario.gpu, without=OWN_SOURCES)
+    rows = [
+        *_case(runs, prior, (2, 8), (4, 6), BETWEEN),
+        *_case(runs, prior, (2, 4), (8,), BEYOND),
+        *_case(runs, prior, (2,), (4, 6, 8), STATED),
+    ]
+    return Outcome(
+        tuple(rows),
+        notes=(
+            "2: inference-sim/residency-vllm @2641b57, sweep_rate vanilla cells; the prior leaves out what "
+            "the shipped table took from these runs",
+        ),
+    )
+
+
+def _case(
+    runs: dict[int, ClientRun],
+    prior: Prior,
+    seen: tuple[int, ...],
+    held_out: tuple[int, ...],
+    bounds: dict[str, float | None] | dict[str, float],
+) -> list[Row]:
+    found = fit([runs[rate] for rate in seen], prior)
+    models = possible(found)
+    told = "fit on " + " and ".join(f"{rate}/s" for rate in seen)
+    rows = []
+    for rate in held_out:
+        requests = runs[rate].requests
+        assert requests is not None
+        measured = measured_figures(requests)
+        rows += rows_for(
+            SHOW, f"H100 Qwen3-14B {rate}/s, {told}", measured, foresee(runs[rate], models), dict(bounds)
+        )
+    return rows
+
+
+def _scenario() -> Scenario:
+    return build_scenario(
+        serve="vllm serve Qwen/Qwen3-14B --max-num-seqs 256 --max-num-batched-tokens 8192",
+        bench="vllm bench serve",
+        gpu="H100",
+        engine_version="0.23.0",
+        num_gpu_blocks=18038,
+    )
+
+
+def read_cell(folder: Path, name: str, scenario: Scenario) -> ClientRun:
+    """One cell of the set; with every token's time where its file lies beside it.
+
+    Raises:
+        BadInput: the file cannot be read, or lacks a column.
+    """
+    path = folder / f"{name}.csv.gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["status"] == "ok"]
+    except OSError as error:
+        raise BadInput("--data", str(path), f"cannot be read: {error}") from None
+    except KeyError as error:
+        raise BadInput(str(path), None, f"lacks the column {error.args[0]}") from None
+    rows.sort(key=lambda row: float(row["send_us"]))
+    send, ttft, e2e = (np.array([float(r[k]) for r in rows]) / 1e6 for k in ("send_us", "ttft_us", "e2e_us"))
+    output = np.array([int(row["output_tokens"]) for row in rows], dtype=np.int64)
+    requests = tuple(
+        Request(
+            row["request_id"], ((i, int(row["prompt_tokens"])),), int(output[i]), float(send[i] - send[0])
+        )
+        for i, row in enumerate(rows)
+    )
+    times = _token_times(folder / f"{name}.itl.csv.gz", requests, ttft)
+    per_request = PerRequest(requests, ttft, e2e - ttft, output, times)
+    return ClientRun(name, replace(scenario, name=name), {}, per_request)
+
+
+def _token_times(path: Path, requests: tuple[Request, ...], ttft: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Times of every token from its request's sending; the first message of a chat carries none."""
+    if not path.exists():
+        return tuple(np.empty(0) for _ in requests)
+    stamps: dict[str, list[float]] = defaultdict(list)
+    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+        for row in csv.reader(file):
+            if row and row[0] != "request_id":
+                stamps[row[0]].append(float(row[2]) / 1e6)
+    found = []
+    for i, request in enumerate(requests):
+        tokens = np.array(stamps.get(request.request_id, ())[1 : request.max_tokens + 1])
+        complete = len(tokens) == request.max_tokens
+        found.append(tokens - tokens[0] + ttft[i] if complete else np.empty(0))
+    return tuple(found)
