@@ -150,6 +150,10 @@ def test_other_model_and_engine_version_are_not_comparable() -> None:
         ({"model": "meta-llama/Llama-3.1-8B"}, True),
         ({"model": "served-as-this"}, False),
         ({"engine_version": "0.28.1"}, False),
+        ({"engine_version": "0.28.0+cpu"}, None),
+        ({"flags": [["--max-num-seqs", "64"]]}, False),
+        ({"flags": [["--max-num-seqs", "256"], ["--no-enable-prefix-caching", None]]}, None),
+        ({"flags": [["--enable-prefix-caching", None]]}, False),
         ({"engine_version": "0.33.0"}, True),
         ({"request_rate": 4.0}, True),
         ({"request_rate": 5.0}, None),
@@ -159,7 +163,8 @@ def test_other_model_and_engine_version_are_not_comparable() -> None:
     ],
 )
 def test_what_must_agree(change: dict[str, object], fatal: bool | None) -> None:
-    ours = {**SUBJECT, "workload": {"request_rate": 5.0, "max_concurrency": None}}
+    args = {"max_num_seqs": 256, "enable_prefix_caching": False}
+    ours = {**SUBJECT, "engine_args": args, "workload": {"request_rate": 5.0, "max_concurrency": None}}
     found = differences(ours, {**SUBJECT, **change})
     assert [d.fatal for d in found] == ([] if fatal is None else [fatal])
 

@@ -33,7 +33,7 @@ def differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> tu
     Versions that differ in the third place rarely change a scheduler, and a name that a server was told to
     serve a model under need not be the model's: those are not fatal.
     """
-    found = []
+    found = [*_flag_differences(predicted, measured)]
     for key in (*SUBJECT, *LOAD):
         ours, theirs = fact(predicted, key), fact(measured, key)
         if key == "max_concurrency" and _tells_load(predicted) and _tells_load(measured):
@@ -47,6 +47,30 @@ def differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> tu
             fatal = "served_model" in measured or _HUB_NAME.fullmatch(str(theirs)) is not None
         found.append(Difference(key, str(ours), str(theirs), fatal))
     return tuple(found)
+
+
+def _flag_differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Difference]:
+    """Engine flags that the measured engine was started with, and the prediction has otherwise; a warning."""
+    args, flags = predicted.get("engine_args"), measured.get("flags")
+    if not isinstance(args, Mapping) or not isinstance(flags, list | tuple):
+        return []
+    found = []
+    for flag, value in flags:
+        positive = str(flag).lstrip("-").replace("-", "_")
+        name, told = positive, value
+        if value is None:
+            name = positive.removeprefix("no_") if positive.removeprefix("no_") in args else positive
+            told = name == positive
+        if name in args and args[name] is not None and not _same_value(args[name], told):
+            found.append(Difference(name, str(args[name]), str(told), False))
+    return found
+
+
+def _same_value(ours: Any, theirs: Any) -> bool:
+    try:
+        return math.isclose(float(ours), float(theirs), rel_tol=1e-6)
+    except (TypeError, ValueError):
+        return _plain(ours) == _plain(theirs)
 
 
 def fact(identity: Mapping[str, Any], key: str) -> Any:
@@ -86,6 +110,9 @@ def _rate(value: Any, workload: Mapping[str, Any]) -> float | None:
 def _same(key: str, ours: Any, theirs: Any) -> bool:
     if key == "model":
         return _model(ours) == _model(theirs)
+    if key == "engine_version":
+        # What stands behind a plus names a build of the same release.
+        return str(ours).partition("+")[0].lstrip("v") == str(theirs).partition("+")[0].lstrip("v")
     if isinstance(ours, int | float) and isinstance(theirs, int | float):
         return math.isclose(ours, theirs, rel_tol=1e-6)
     return _plain(ours) == _plain(theirs)
