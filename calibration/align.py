@@ -107,8 +107,8 @@ def _same_company(run: Replay, measured: PerRequest) -> tuple[Flags, Flags]:
     sent = np.array([r.arrival for r in measured.requests])
     first, last = sent + measured.ttft, sent + measured.ttft + measured.decode
     ours_first, ours_last = run.records.first_token, run.records.last_token
-    known = np.sort(first[~np.isnan(first)])
-    ours = np.sort(ours_first[~np.isnan(ours_first)])
+    both = ~np.isnan(first) & ~np.isnan(ours_first)
+    known, ours = np.sort(first[both]), np.sort(ours_first[both])
 
     def inside(times: Floats, begin: Floats, end: Floats) -> Ints:
         slack = 1e-4  # tokens of one step reach the client within this [s]
@@ -117,10 +117,10 @@ def _same_company(run: Replay, measured: PerRequest) -> tuple[Flags, Flags]:
 
     heads = inside(known, sent, first) == inside(ours, sent, ours_first)
     bodies = inside(known, first, last) == inside(ours, ours_first, ours_last)
-    enough = MIN_AGREEMENT * len(sent)
+    enough = MIN_AGREEMENT * int(both.sum())
     return (
-        heads if heads.sum() > enough else np.ones_like(heads),
-        bodies if bodies.sum() > enough else np.ones_like(bodies),
+        heads if (heads & both).sum() > enough else np.ones_like(heads),
+        bodies if (bodies & both).sum() > enough else np.ones_like(bodies),
     )
 
 

@@ -34,6 +34,7 @@ BUDGET = 300.0  # seconds of load
 MIXED_SHARE = 0.45  # of the budget goes to the mixed loads
 MIXED_LOADS = (0.45, 0.70)  # of the capacity
 HELD_OUT = 0.45  # the mixed load that checks the fit before it joins it
+DRAIN = 0.9  # of the time for a mixed load is sending; the rest is for its last answers
 LARGEST = 0.25  # of the budget that one isolated run may take
 FEWEST = 2  # requests of an isolated run
 WORTH = 0.01  # mean narrowing of the open coefficients (natural logarithm) below which a run is left out
@@ -256,7 +257,7 @@ def mixed_again(
 
     Shares of a capacity that was off by a third would come out saturated, or idle.
     """
-    runs, _, _ = _mixed_loads(scenario, efficiencies, seconds / MIXED_SHARE)
+    runs, _, _ = _mixed_loads(scenario, efficiencies, DRAIN * seconds / MIXED_SHARE)
     first = len(plan.runs)
     return [
         replace(r, spec=replace(r.spec, seed=scenario.seed + 1000 + first + i)) for i, r in enumerate(runs)

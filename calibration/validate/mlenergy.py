@@ -5,8 +5,8 @@ Prompt lengths are not published; three things are derived or assumed:
 * where the KV cache, not `max_num_seqs`, bounds the batch, the batch size tells the context per sequence
   (Llama-3.1-8B at 768: 691 sequences in a pool of about 427,000 tokens; Llama-3.3-70B: 724 in 448,000): 620
   tokens at 400 tokens of output;
-* mean ITL (batch size over published throughput) less median ITL, over the prompts that join per step, is what
-  a prompt costs: about 250 tokens' worth. A sequence in flight is then 0.92 of the mean output along;
+* mean ITL (batch size over published throughput) less median ITL, over the prompts that join per step, is
+  what a prompt costs: about 250 tokens' worth. A sequence in flight is then 0.92 of the mean output along;
 * prompt lengths are as spread as chats' are: log-normal, deviation twice the mean (assumed).
 """
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from calibration.evidence import StepRun
 from calibration.fit import fit
-from calibration.parameters import Prior, default_prior
+from calibration.parameters import default_prior
 from calibration.validate.foresee import possible
 from calibration.validate.table import Outcome, Row
 from sim.build import build_scenario
@@ -56,8 +56,8 @@ def validate(folder: Path) -> Outcome:
         mine = [p for p in points if (p["model"], p["gpu"], p["num_gpus"], p["tp"]) == subject]
         rows += _subject(sorted(mine, key=lambda p: int(p["max_num_seqs"])))
     note = (
-        f"4: ml-energy/leaderboard @0cd52da; prompt lengths are not published: {PROMPT} tokens on average are "
-        "derived, their spread is assumed; the prior leaves out what the shipped table took from these curves"
+        f"4: ml-energy/leaderboard @0cd52da; prompt lengths are not published: {PROMPT} tokens on average "
+        "are derived, their spread is assumed; the prior leaves out what the shipped table took from here"
     )
     return Outcome(tuple(rows), notes=(note,))
 
