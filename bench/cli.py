@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -18,21 +18,58 @@ from sim.errors import BadInput, NotComparable
 DEFAULT_DIR = Path("servecast-results")
 
 
+_LAUNCH_FLAGS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
+    click.option(
+        "--launch",
+        type=click.Choice(["docker", "process", "url"]),
+        help="How the engine is started [default: url with --base-url, docker with an image, else process].",
+    ),
+    click.option("--base-url", metavar="URL", help="A server that is running already."),
+    click.option("--image", metavar="IMAGE", help="Container image with tag."),
+    click.option("--program", metavar="WORDS", help="Run this in place of `vllm`, e.g. a path into a venv."),
+    click.option("--probe", is_flag=True, help="Note every scheduling step (vLLM), with its cost."),
+    click.option(
+        "--network",
+        type=click.Choice(["bridge", "host"]),
+        default="bridge",
+        show_default=True,
+        help="Docker: publish the port, or share the host's network.",
+    ),
+    click.option("--shm-size", metavar="SIZE", help="Docker: /dev/shm, e.g. 1g [default: the host's]."),
+    click.option("--gpus", metavar="all|none|0,1", help="Docker: GPUs to hand on [default: all there are]."),
+    click.option("--mount", "mounts", multiple=True, metavar="DIR:DIR", help="Docker: one more, read-only."),
+    click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Engine environment; repeatable."),
+    click.option(
+        "--stall-timeout",
+        metavar="SECONDS",
+        default="900",
+        show_default=True,
+        help="Give up a start in which nothing moves for so long.",
+    ),
+    click.option(
+        "--stop-timeout",
+        metavar="SECONDS",
+        default="20",
+        show_default=True,
+        help="From asking the engine to go to killing it.",
+    ),
+)
+
+
+def launch_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say how an engine is started; `launch_options` reads them."""
+    for option in reversed(_LAUNCH_FLAGS):
+        function = option(function)
+    return function
+
+
 @click.command()
 @scenario_options
-@click.option(
-    "--launch",
-    type=click.Choice(["docker", "process", "url"]),
-    help="How the engine is started [default: url with --base-url, docker with an image, else process].",
-)
-@click.option("--base-url", metavar="URL", help="A server that is running already.")
-@click.option("--image", metavar="IMAGE", help="Container image with tag.")
-@click.option("--program", metavar="WORDS", help="Run this in place of `vllm`, e.g. a path into a venv.")
+@launch_flags
 @click.option("--concurrency", metavar="N,N,...", help="Closed-loop sweep: requests in flight.")
 @click.option("--request-rate", metavar="R,R,...", help="Open-loop sweep: requests/s, or inf.")
 @click.option("--num-prompts", metavar="N", help="Per point [default: max(20, 2 x concurrency) in sweeps].")
 @click.option("--num-warmups", metavar="N", help="Requests before each point, over its prompt shapes.")
-@click.option("--probe", is_flag=True, help="Note every scheduling step (vLLM), with its cost.")
 @click.option(
     "--result-dir",
     type=click.Path(file_okay=False, path_type=Path),
@@ -43,31 +80,6 @@ DEFAULT_DIR = Path("servecast-results")
 @click.option("--plots", is_flag=True, help="Draw a picture of every point beside its result.")
 @click.option("--resume", is_flag=True, help="Keep finished points of an earlier run in --result-dir.")
 @click.option("--force", is_flag=True, help="Overwrite results, and run in spite of what doctor finds.")
-@click.option(
-    "--network",
-    type=click.Choice(["bridge", "host"]),
-    default="bridge",
-    show_default=True,
-    help="Docker: publish the port, or share the host's network.",
-)
-@click.option("--shm-size", metavar="SIZE", help="Docker: /dev/shm, e.g. 1g [default: the host's].")
-@click.option("--gpus", metavar="all|none|0,1", help="Docker: GPUs to hand on [default: all there are].")
-@click.option("--mount", "mounts", multiple=True, metavar="DIR:DIR", help="Docker: one more, read-only.")
-@click.option("--env", "env", multiple=True, metavar="NAME=VALUE", help="Engine environment; repeatable.")
-@click.option(
-    "--stall-timeout",
-    metavar="SECONDS",
-    default="900",
-    show_default=True,
-    help="Give up a start in which nothing moves for so long.",
-)
-@click.option(
-    "--stop-timeout",
-    metavar="SECONDS",
-    default="20",
-    show_default=True,
-    help="From asking the engine to go to killing it.",
-)
 @click.option(
     "--request-timeout", metavar="SECONDS", default="3600", show_default=True, help="Limit of one request."
 )
@@ -97,8 +109,8 @@ def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
     from bench.telemetry import open_gpus
 
     gpus = open_gpus()
-    launch = _launch_options(given)
-    subjects = subjects_of(_sources(inputs, gpus))
+    launch = launch_options(given)
+    subjects = subjects_of(sources_of(inputs, gpus))
     concurrencies = [_whole("--concurrency", text) for text in _split(given["concurrency"])]
     rates = [_rate(text) for text in _split(given["request_rate"])]
     num_prompts = None if given["num_prompts"] is None else _whole("--num-prompts", given["num_prompts"])
@@ -121,7 +133,7 @@ def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
     if not given["resume"] and not given["force"]:
         refuse_overwrite(plans, folder)
     if not given["force"]:
-        _preflight(subjects, launch, folder, gpus)
+        preflight(subjects, launch, folder, gpus)
     for first, second in pairwise(subjects):
         lines = table(align(first.scenario, second.scenario))
         _print_table(("knob", first.stem, second.stem, ""), lines)
@@ -136,7 +148,7 @@ def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
     return [result.verdict.status for result in results]
 
 
-def _sources(inputs: ScenarioOptions, gpus: Any) -> list[ScenarioSource]:
+def sources_of(inputs: ScenarioOptions, gpus: Any) -> list[ScenarioSource]:
     """The scenarios; a GPU that nobody named is the one in this host."""
     try:
         return inputs.sources()
@@ -146,7 +158,12 @@ def _sources(inputs: ScenarioOptions, gpus: Any) -> list[ScenarioSource]:
         return replace(inputs, gpu=gpus.info()[0].name).sources()
 
 
-def _launch_options(given: dict[str, Any]) -> Any:
+def launch_options(given: dict[str, Any]) -> Any:
+    """`bench.launch.LaunchOptions` from what `launch_flags` were given.
+
+    Raises:
+        BadInput: names the flag.
+    """
     from bench.launch import LaunchOptions, split_program
 
     gpus: str | None = given["gpus"]
@@ -171,7 +188,7 @@ def _launch_options(given: dict[str, Any]) -> Any:
     )
 
 
-def _preflight(subjects: Sequence[Any], launch: Any, folder: Path, gpus: Any) -> None:
+def preflight(subjects: Sequence[Any], launch: Any, folder: Path, gpus: Any) -> None:
     """Refuse to start what the host cannot run.
 
     Raises:

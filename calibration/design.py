@@ -26,7 +26,7 @@ from sim.provenance import Note
 from sim.scenario import Scenario
 from sim.simulate import roofline, simulate
 from sim.steptime.efficiencies import Efficiencies
-from sim.workload.spec import WorkloadSpec
+from sim.workload.spec import RandomDataset, WorkloadSpec
 
 Floats = NDArray[np.float64]
 
@@ -35,8 +35,9 @@ MIXED_SHARE = 0.45  # of the budget goes to the mixed loads
 MIXED_LOADS = (0.45, 0.70)  # of the capacity
 HELD_OUT = 0.45  # the mixed load that checks the fit before it joins it
 DRAIN = 0.9  # of the time for a mixed load is sending; the rest is for its last answers
-LARGEST = 0.25  # of the budget that one isolated run may take
+LARGEST = 0.4  # of the isolated runs' time that one of them may take
 FEWEST = 2  # requests of an isolated run
+FEWEST_DECODES = 16  # output tokens that a batch of decodes is not cut below
 WORTH = 0.01  # mean narrowing of the open coefficients (natural logarithm) below which a run is left out
 
 
@@ -202,16 +203,22 @@ class _Designer:
     def _sized(self, candidate: Candidate, limit: float) -> tuple[Candidate, Forecast] | None:
         """The candidate with as many requests as fit into `limit` seconds, warm-ups counted."""
         spec = candidate.spec
-        for _ in range(3):
+        for _ in range(4):
             told = self._forecast(spec)
-            seconds = told.seconds * (1.0 + spec.num_warmups / spec.num_prompts * (spec.max_concurrency or 1))
+            cap = spec.max_concurrency or 1
+            seconds = told.seconds * (1.0 + spec.num_warmups / spec.num_prompts * cap)
             if seconds <= limit:
                 return replace(candidate, spec=spec), Forecast(told.matrix, seconds)
             count = int(spec.num_prompts * limit / seconds)
-            cap = min(spec.max_concurrency or 1, max(1, count))
-            if count < FEWEST or cap < (spec.max_concurrency or 1):
+            dataset = spec.dataset
+            if count >= max(FEWEST, cap):
+                spec = replace(spec, num_prompts=count)
+            elif isinstance(dataset, RandomDataset) and dataset.output_len >= 2 * FEWEST_DECODES:
+                # A batch needs all of its requests; they may be shorter.
+                shorter = max(FEWEST_DECODES, int(0.9 * dataset.output_len * limit / seconds))
+                spec = replace(spec, dataset=replace(dataset, output_len=shorter))
+            else:
                 return None
-            spec = replace(spec, num_prompts=count)
         return None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.interrupts import as_keyboard_interrupt
 from bench.launch import LaunchOptions, split_program
 from bench.live_table import LiveTable
 from bench.run import BenchOptions, run_engine
@@ -211,10 +212,14 @@ def main(words: Sequence[str] | None = None) -> int:
         split_program(given.program), given.model, given.out, given.repeats, given.quick, given.resume
     )
     try:
-        outcome = validate(how)
+        with as_keyboard_interrupt():
+            outcome = validate(how)
     except ServecastError as error:
         print(f"servecast: {error}", file=sys.stderr)
         return error.exit_status
+    except KeyboardInterrupt:
+        print(f"interrupted; --resume goes on from what is in {given.out}", file=sys.stderr)
+        return 130
     print(report_text(outcome))
     text = json.dumps(plain(report_json(outcome)), indent=1, allow_nan=False) + "\n"
     write_text(given.out / "validation.json", text, "--out")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from calibration.live import source_of
+from bench.serial import subjects_of
+from calibration.design import design
+from calibration.live import SettingRun, Validation, source_of
 from calibration.live_plan import (
     CALIBRATION_SECONDS,
     CONCURRENCIES,
@@ -29,6 +32,9 @@ from calibration.live_report import (
 )
 from calibration.parameters import space_of
 from calibration.result import FitResult
+from sim.gpus import find_gpu
+from sim.results import BenchResult
+from sim.simulate import roofline, simulate
 from sim.steptime.roofline import ValidRange
 from sim.workload.generate import generate
 from sim.workload.spec import RandomDataset, WorkloadSpec
@@ -41,7 +47,7 @@ def test_both_cache_states_and_a_starved_pool() -> None:
     assert flags["prefix-off"] == "--no-enable-prefix-caching"
     assert flags["prefix-on"] == "--enable-prefix-caching"
     assert "--num-gpu-blocks-override" in flags["kv-starved"]
-    assert sum(setting.share for setting in settings()) == 1.0
+    assert sum(setting.share for setting in settings()) == pytest.approx(1.0)
     assert CALIBRATION_SECONDS <= 300.0
 
 
@@ -73,12 +79,8 @@ def test_no_two_loads_share_prompts() -> None:
         assert max(load.spec.seed for load in found) < 1000  # the calibration's begin there
 
 
-def test_the_starved_pool_preempts(tmp_path: object) -> None:
-    from pathlib import Path
-
-    from sim.simulate import simulate
-
-    model = write(Path(str(tmp_path)) / "half", HALF_B)
+def test_the_starved_pool_preempts(tmp_path: Path) -> None:
+    model = write(tmp_path / "half", HALF_B)
     starved = settings()[2]
     scenario = source_of(starved, model).build()
     load = next(load for load in loads(starved, 1.0, 1.0, 1) if load.label == "c16")
@@ -99,8 +101,6 @@ def test_a_quick_validation_is_a_part_of_the_whole() -> None:
 
 
 def test_what_one_start_taught_is_believed_of_the_next() -> None:
-    from sim.gpus import find_gpu
-
     prior = first_prior(find_gpu("cpu")[0])
     space = space_of(prior, ("weight_bandwidth", "gemm_flops"))
     fitted = FitResult(
@@ -184,3 +184,42 @@ def test_the_report_has_errors_noise_and_counts() -> None:
     told = report_json(outcome([row(0.2)], 0.04))
     assert told["passed"] is False
     assert told["settings"][0]["rows"][0]["verdict"] == "MISSED"
+
+
+def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) -> None:
+    """The whole way, with a simulated host in the place of the engine: two thirds of the speed believed."""
+    (setting, *_) = settings(quick=True)
+    (subject,) = subjects_of([source_of(setting, write(tmp_path / "half", HALF_B))])
+    prior = first_prior(subject.scenario.gpu)
+    truth = replace(
+        prior.efficiencies,
+        weight_bandwidth=0.33,
+        gemm_flops=0.4,
+        kv_bandwidth=0.3,
+        attention_flops=0.15,
+        front_request=0.006,
+    )
+    how = Validation(("vllm",), tmp_path / "half", tmp_path / "out", repeats=1, quick=True)
+    plan = design(subject.scenario, budget=80.0, prior=prior)
+    run = SettingRun(setting, subject, plan, prior, how)
+    results: dict[str, BenchResult] = {}
+    while points := run.more(results):
+        for point in points:
+            spec = replace(point.spec, num_warmups=0)
+            scenario = replace(subject.scenario, workload=spec, seed=spec.seed)
+            made = simulate(scenario, step_time=replace(roofline(scenario), efficiencies=truth)).result
+            results[point.label] = replace(made, origin="measured", tool="servecast bench", extra={})
+    found = run.outcome(results)
+    assert found.passed
+    assert {row.load for row in found.rows} == {
+        "c1",
+        "c4",
+        "c16",
+        "poisson-50",
+        "poisson-85",
+        "mixed-lengths",
+    }
+    assert max(abs(row.error) for row in found.rows if row.key == "mean_tpot_ms") < 0.03
+    # No load that is judged was in the fit.
+    assert not {load.name for load in run.loads} & {r.label for r in run.director.sent}
+    assert found.calibration_seconds < 80.0 * 1.5
