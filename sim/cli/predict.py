@@ -13,6 +13,7 @@ import click
 from sim.cli.options import ScenarioOptions, scenario_options
 from sim.errors import BadInput
 from sim.provenance import Note
+from sim.results_io.atomic import whole_file
 from sim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -58,19 +59,12 @@ def steps_file(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] |
     if path is None:
         yield None
         return
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
+    with whole_file(path, "--steps") as file:
 
-            def write(step: dict[str, Any]) -> None:
-                file.write(json.dumps(step, separators=(",", ":")) + "\n")
+        def write(step: dict[str, Any]) -> None:
+            file.write(json.dumps(step, separators=(",", ":")) + "\n")
 
-            yield write
-        temporary.replace(path)
-    except OSError as error:
-        raise BadInput("--steps", str(path), f"cannot be written: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield write
 
 
 @click.command()

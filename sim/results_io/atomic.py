@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from sim.errors import BadInput
 
@@ -15,13 +18,34 @@ def write_text(path: str | Path, text: str, field: str) -> None:
     Raises:
         BadInput: the place cannot be written to; `field` names the option that gave the path.
     """
+    with whole_file(path, field) as file:
+        file.write(text)
+
+
+@contextmanager
+def whole_file(path: str | Path, field: str) -> Iterator[TextIO]:
+    """A text file to write to; it appears, or replaces an older one, only if the block ends without error.
+
+    A link is followed. A device or a pipe is written to directly.
+
+    Raises:
+        BadInput: the place cannot be written to; `field` names the option that gave the path.
+    """
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            file.write(text)
-        temporary.replace(target)
+        if target.exists() and not target.is_file():
+            # A rename would put a file in the place of /dev/null or of a named pipe.
+            with target.open("w", encoding="utf-8", newline="") as file:
+                yield file
+            return
+        target = target.resolve()
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("x", encoding="utf-8", newline="") as file:
+                yield file
+            temporary.replace(target)
+        finally:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise BadInput(field, str(path), f"cannot be written: {error.strerror or error}") from None
