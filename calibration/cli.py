@@ -1,0 +1,188 @@
+"""`servecast calibrate`: from measured minutes to a profile that predicts with error bars."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bench.cli import launch_flags
+from sim.cli.options import ScenarioOptions, scenario_options
+from sim.errors import BadInput
+
+if TYPE_CHECKING:
+    from bench.session import Subject
+    from sim.profile import Profile
+
+DEFAULT_DIR = Path("servecast-calibration")
+
+
+@click.command()
+@scenario_options
+@click.option("--plan", "show_plan", is_flag=True, help="Print the runs that are needed, and start nothing.")
+@click.option(
+    "--from",
+    "measured",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Fit what is measured already: results, printed reports, step files; repeatable.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Where the profile goes.")
+@click.option("--profile", type=click.Path(path_type=Path), help="A profile to complete: only what it lacks.")
+@click.option(
+    "--budget",
+    metavar="SECONDS",
+    default="300",
+    show_default=True,
+    help="Seconds of load.",
+)
+@click.option(
+    "--result-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=DEFAULT_DIR,
+    show_default=True,
+    help="Where the runs' results go.",
+)
+@click.option("--resume", is_flag=True, help="Keep finished runs of an earlier try in --result-dir.")
+@click.option("--force", is_flag=True, help="Overwrite results, and run in spite of what doctor finds.")
+@launch_flags
+def calibrate(
+    inputs: ScenarioOptions,
+    show_plan: bool,
+    measured: tuple[Path, ...],
+    out: Path | None,
+    profile: Path | None,
+    budget: str,
+    result_dir: Path,
+    resume: bool,
+    force: bool,
+    **given: Any,
+) -> None:
+    """Measure what a profile needs, fit it, check it on a run that was held out.
+
+    \b
+    servecast calibrate SCENARIO.yaml --plan                    what would be measured, and for how long
+    servecast calibrate SCENARIO.yaml --out PROFILE.json        launch, measure, fit, check, write
+    servecast calibrate --from RESULT.json --out PROFILE.json   fit what is measured already
+    """
+    if measured and show_plan:
+        raise BadInput("--plan", None, "does not go with --from: what is measured needs no plan")
+    if measured:
+        fit_measured(inputs, measured, out, profile)
+        return
+    if show_plan:
+        print_plan(inputs, budget, profile)
+        return
+    if out is None:
+        raise BadInput(
+            "--out", None, "say where the profile is to go, or --plan to see what would be measured"
+        )
+    if not out.absolute().parent.is_dir():
+        raise BadInput("--out", str(out), "its folder does not exist")
+    measure_and_fit(inputs, out, profile, seconds("--budget", budget), result_dir, resume, force, given)
+
+
+def fit_measured(
+    inputs: ScenarioOptions, measured: tuple[Path, ...], out: Path | None, profile: Path | None
+) -> None:
+    """Fit results that are there."""
+    from calibration.fit import fit
+    from calibration.from_files import evidence_files
+    from calibration.plan_run import coefficients_text, prior_of
+    from calibration.profile_writing import profile_content
+    from sim.profile import write_profile
+
+    if out is None:
+        raise BadInput("--out", None, "say where the profile is to go")
+    scenario = inputs.scenario() if inputs.files or inputs.serve else None
+    evidence = evidence_files(measured, scenario)
+    first = evidence[0].scenario
+    found = fit(evidence, prior_of(_profile(profile), first))
+    click.echo(coefficients_text(found))
+    write_profile(profile_content(found, first, evidence), out)
+    click.echo(f"profile: {out}", err=True)
+
+
+def print_plan(inputs: ScenarioOptions, budget: str, profile: Path | None) -> None:
+    """Print the plan as a table with the commands of its runs."""
+    from calibration.design import plan_text
+    from calibration.plan_run import plan_of
+
+    scenario = inputs.scenario()
+    plan = plan_of(scenario, seconds("--budget", budget), _profile(profile))
+    click.echo(plan_text(plan, f"servecast bench {' '.join(inputs.files) or 'SCENARIO.yaml'}"))
+
+
+def measure_and_fit(
+    inputs: ScenarioOptions,
+    out: Path,
+    profile: Path | None,
+    budget: float,
+    folder: Path,
+    resume: bool,
+    force: bool,
+    given: dict[str, Any],
+) -> None:
+    """Launch, measure, fit, check, write."""
+    from bench.cli import launch_options, preflight, sources_of
+    from bench.interrupts import as_keyboard_interrupt
+    from bench.live_table import LiveTable
+    from bench.run import BenchOptions
+    from bench.serial import subjects_of
+    from bench.telemetry import open_gpus
+    from calibration.plan_run import plan_of, run, save, summary
+
+    gpus = open_gpus()
+    subjects = subjects_of(sources_of(inputs, gpus))
+    if len(subjects) != 1:
+        raise BadInput("SCENARIO", None, f"takes one scenario, {len(subjects)} were given")
+    (subject,) = subjects
+    held = _profile(profile)
+    plan = plan_of(subject.scenario, budget, held)
+    options = BenchOptions(launch_options(given), folder, resume=resume)
+    if not resume and not force:
+        _refuse_overwrite(subject, folder)
+    if not force:
+        preflight(subjects, options.launch, folder, gpus)
+    click.echo(
+        f"{len(plan.runs)} runs, about {plan.seconds:.0f} s of load beside the engine's start", err=True
+    )
+    try:
+        with as_keyboard_interrupt(), LiveTable() as reporter:
+            done = run(subject, plan, options, gpus, reporter, held)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; what was measured is in {folder}, --resume goes on from it", err=True)
+        sys.exit(130)
+    click.echo(summary(done))
+    save(done, out, gpus.info()[0].driver if gpus is not None else None)
+    click.echo(f"profile: {out}", err=True)
+
+
+def _refuse_overwrite(subject: Subject, folder: Path) -> None:
+    there = sorted(folder.glob(f"{subject.stem}-*.json"))
+    if there:
+        hint = f"{there[0].name} is there: --resume keeps finished runs, --force measures all again"
+        raise BadInput("--result-dir", str(folder), hint)
+
+
+def _profile(path: Path | None) -> Profile | None:
+    from sim.profile import load_profile
+
+    return None if path is None else load_profile(path)
+
+
+def seconds(flag: str, text: str) -> float:
+    """Read a number of seconds above 0.
+
+    Raises:
+        BadInput: anything else.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise BadInput(flag, text, "must be a number of seconds above 0")
+    return value

@@ -1,0 +1,70 @@
+"""Evidence from files: results of any client, printed reports, step files of the probe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from calibration.evidence import Evidence, client_run, scenario_of, step_run
+from sim.comparison.loads import scenario_for
+from sim.errors import BadInput
+from sim.resultfile import read_results
+from sim.results import BenchResult
+from sim.scenario import Scenario
+
+
+def evidence_files(paths: Sequence[Path], scenario: Scenario | None = None) -> list[Evidence]:
+    """Every measurement in the files.
+
+    Args:
+        scenario: what was run, the load aside; without it, results must say so themselves (bench results do),
+            and step files take the scenario of the results beside them.
+
+    Raises:
+        BadInput: names the file and field of what cannot be used.
+    """
+    step_files = [path for path in paths if is_step_file(path)]
+    found: list[Evidence] = []
+    for path in paths:
+        if path in step_files:
+            continue
+        results = read_results(path)
+        for index, result in enumerate(results):
+            name = str(path) if len(results) == 1 else f"{path}#{index + 1}"
+            under = loaded(result, name, scenario)
+            found.append(client_run(_named(result, under), name, under))
+    for path in step_files:
+        beside = scenario if scenario is not None else next((e.scenario for e in found), None)
+        if beside is None:
+            raise BadInput(str(path), None, "a step file does not say what ran; give the scenario as well")
+        found.append(step_run(path, beside))
+    return found
+
+
+def loaded(result: BenchResult, name: str, scenario: Scenario | None) -> Scenario:
+    """The scenario under the load that a result says it had.
+
+    Raises:
+        BadInput: there is no scenario, and the result does not say what ran.
+    """
+    return scenario_for(scenario_of(result.identity, name) if scenario is None else scenario, result)
+
+
+def _named(result: BenchResult, scenario: Scenario) -> BenchResult:
+    """The result with the model's own name, where its client knew only the name that it was served under."""
+    served = next((v for flag, v in scenario.engine.given if flag == "--served-model-name"), None)
+    if served is None or result.identity.get("model") not in served.split():
+        return result
+    return replace(result, identity={**result.identity, "model": scenario.model.name})
+
+
+def is_step_file(path: Path) -> bool:
+    """Whether a file's first line is a record of the step probe."""
+    try:
+        with path.open(encoding="utf-8") as file:
+            first = json.loads(file.readline())
+    except (OSError, UnicodeDecodeError, ValueError):
+        return False
+    return isinstance(first, dict) and "ev" in first

@@ -1,0 +1,128 @@
+"""What `servecast calibrate` does with a scenario: plan, measure, fit, check, write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from bench.run import BenchOptions
+from bench.session import Reporter, Subject
+from bench.telemetry import Gpus
+from calibration.design import Plan, design
+from calibration.parameters import Prior, default_prior
+from calibration.profile_writing import Facts, profile_content
+from calibration.result import FitResult
+from calibration.session import Calibration, calibrate, measure
+from sim.comparison.text import format_comparison
+from sim.profile import Profile, ProfileFile, write_profile
+from sim.scenario import Scenario
+
+# What a profile gives as settled.
+SETTLED = ("fitted", "fixed")
+
+
+def lacking(profile: Profile | None, scenario: Scenario) -> tuple[str, ...] | None:
+    """Coefficients that a profile does not pin; all of them (None) where there is no profile.
+
+    What a profile was fitted to another model, version or parallelism for is to be measured again.
+
+    Raises:
+        BadInput: the profile is of another GPU.
+    """
+    if profile is None or profile.mismatches(scenario):
+        return None
+    held = profile.content.coefficients
+    return tuple(name for name in profile.content.covariance.names if held[name].status not in SETTLED)
+
+
+def prior_of(profile: Profile | None, scenario: Scenario) -> Prior:
+    """What is believed before the runs: a profile's coefficients with their uncertainty, else the table's."""
+    prior = default_prior(scenario.gpu)
+    if profile is None:
+        return prior
+    covariance = profile.content.covariance
+    deviations = dict(prior.deviations)
+    if not profile.mismatches(scenario):
+        spreads = np.sqrt(np.diag(np.array(covariance.matrix, dtype=np.float64)))
+        deviations |= dict(zip(covariance.names, (float(s) for s in spreads), strict=True))
+    sources = dict.fromkeys(prior.sources, f"profile {profile.source}")
+    return Prior(profile.efficiencies, deviations, sources)
+
+
+def plan_of(scenario: Scenario, budget: float, profile: Profile | None = None) -> Plan:
+    """The runs that pin what the profile lacks, or everything.
+
+    Raises:
+        BadInput: a budget in which nothing can be measured, or a profile of another GPU.
+    """
+    return design(
+        scenario, budget=budget, lacking=lacking(profile, scenario), prior=prior_of(profile, scenario)
+    )
+
+
+def run(
+    subject: Subject,
+    plan: Plan,
+    options: BenchOptions,
+    gpus: Gpus | None,
+    reporter: Reporter,
+    profile: Profile | None = None,
+) -> Calibration:
+    """Measure, fit, check.
+
+    Raises:
+        EngineFailed: the engine did not start.
+        BadInput: a run was INVALID, or the runs say less than there are coefficients.
+    """
+    prior = prior_of(profile, subject.scenario)
+    return calibrate(measure(subject, plan, options, gpus, reporter, prior), prior)
+
+
+def save(done: Calibration, path: Path, driver: str | None = None) -> ProfileFile:
+    """Write the profile; `driver` is the GPU driver's version, if known.
+
+    Raises:
+        BadInput: the place cannot be written to.
+    """
+    measured = done.measured
+    results = list(measured.results.values())
+    content = profile_content(
+        done.fit,
+        measured.scenario,
+        done.evidence,
+        held_out=done.held_out,
+        facts=Facts(
+            date=_first(r.extra.get("date") for r in results),
+            driver=driver,
+            image_digest=_first(r.identity.get("image_digest") for r in results),
+            engine_version=_first(r.identity.get("engine_version") for r in results),
+        ),
+    )
+    write_profile(content, path)
+    return content
+
+
+def coefficients_text(fit: FitResult) -> str:
+    """The free coefficients with intervals, and what the evidence did with each."""
+    lines = [f"{'coefficient':<22}{'value':>12}{'90 % interval':>26}  status"]
+    for name in fit.space.names:
+        low, high = fit.interval(name)
+        bounds = f"{low:.4g} to {high:.4g}"
+        lines.append(f"{name:<22}{fit.value(name):>12.4g}{bounds:>26}  {fit.status[name]}")
+    lines.append(f"steps deviate by {fit.structure:.1%} beyond what the coefficients explain")
+    return "\n".join(lines)
+
+
+def summary(done: Calibration) -> str:
+    """What was found out, and how well a fit without the held-out run predicts it."""
+    lines = [coefficients_text(done.fit)]
+    for label, found in done.held_out.items():
+        lines.append(f"{label}, predicted by a fit that has not seen it:")
+        lines.append(format_comparison(found))
+    return "\n".join(lines)
+
+
+def _first(values: Iterable[object]) -> str | None:
+    return next((str(value) for value in values if value is not None), None)

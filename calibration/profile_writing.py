@@ -1,0 +1,114 @@
+"""A fit as a profile file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from calibration.evidence import ClientRun, Evidence
+from calibration.result import FitResult
+from sim.compare import Comparison
+from sim.profile import Coefficient, Covariance, DataFile, ProfileFile, Validity, subject_of
+from sim.scenario import Scenario
+from sim.steptime.efficiencies import BOUNDS
+from sim.steptime.scale import scale_name
+
+SHOWN = ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What only the measurement knows; None is unknown."""
+
+    date: str | None = None
+    driver: str | None = None
+    image_digest: str | None = None
+    engine_version: str | None = None
+
+
+def profile_content(
+    fit: FitResult,
+    scenario: Scenario,
+    evidence: Sequence[Evidence],
+    *,
+    held_out: Mapping[str, Comparison] | None = None,
+    facts: Facts | None = None,
+) -> ProfileFile:
+    """The file of a fit.
+
+    Args:
+        scenario: engine, model, GPU that were measured.
+        evidence: what the fit rests on; files are named with the hash of their content where they exist.
+        held_out: by run, predictions of a fit that had not seen it beside its measurement.
+    """
+    facts = facts or Facts()
+    more = {"driver": facts.driver, "image_digest": facts.image_digest}
+    subject = subject_of(scenario, **more)
+    if facts.engine_version is not None:
+        subject = subject.model_copy(update={"engine_version": facts.engine_version})
+    names = list(fit.space.names)
+    return ProfileFile(
+        servecast_version=_own_version(),
+        date=facts.date or datetime.now(UTC).isoformat(timespec="seconds"),
+        subject=subject,
+        evidence=[_data_file(item) for item in evidence],
+        coefficients=_coefficients(fit),
+        covariance=Covariance.model_validate(
+            {
+                "names": names,
+                "scales": [scale_name(name) for name in names],
+                "matrix": [[float(value) for value in row] for row in fit.covariance],
+            }
+        ),
+        validity=Validity(
+            tokens_per_step=fit.valid.tokens,
+            prompt_tokens_per_step=fit.valid.prefill_tokens,
+            decodes_per_step=fit.valid.decode_seqs,
+            context_per_decode=fit.valid.context,
+        ),
+        structure=min(1.0, fit.structure),
+        in_sample={name: dict(errors) for name, errors in fit.residuals.items()},
+        held_out={label: held_out_errors(found) for label, found in (held_out or {}).items()},
+    )
+
+
+def held_out_errors(comparison: Comparison) -> dict[str, float]:
+    """Signed relative errors of the figures that a profile keeps."""
+    return {r.key: r.error for r in comparison.rows if r.key in SHOWN and r.error is not None}
+
+
+def _coefficients(fit: FitResult) -> dict[str, Coefficient]:
+    found = {}
+    for name, bound in BOUNDS.items():
+        value = fit.value(name)
+        if name not in fit.space.names:
+            source = fit.space.prior.sources.get(name, "the model's default")
+            found[name] = Coefficient(value=value, unit=bound.unit, status="fixed", source=source)
+            continue
+        low, high = fit.interval(name)
+        status = fit.status[name]
+        source = fit.space.prior.sources.get(name, "") if status == "prior" else "this calibration"
+        told = {"value": value, "unit": bound.unit, "low": low, "high": high}
+        found[name] = Coefficient.model_validate({**told, "status": status, "source": source})
+    return found
+
+
+def _data_file(item: Evidence) -> DataFile:
+    path = Path(item.name)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    if isinstance(item, ClientRun):
+        points = 2 * len(item.requests) if item.requests is not None else len(item.figures)
+    else:
+        points = len(item.seconds)
+    return DataFile(name=path.name, sha256=digest, points=points)
+
+
+def _own_version() -> str | None:
+    try:
+        return version("servecast")
+    except PackageNotFoundError:
+        return None

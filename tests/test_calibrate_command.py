@@ -1,0 +1,163 @@
+"""`servecast calibrate` as a user runs it: plan, measure, fit files; a program answers as an engine does."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from calibration.cli import calibrate
+from calibration.plan_run import lacking, prior_of
+from sim.build import build_scenario
+from sim.errors import BadInput, ServecastError
+from sim.profile import load_profile
+from sim.resultfile import write_result
+from sim.simulate import simulate
+from tests.real.dummy_model import write
+
+FAKE = Path(__file__).parent / "fakes" / "fake_engine.py"
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Path:
+    model = write(tmp_path / "tiny")
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        f"serve: vllm serve {model} --served-model-name m --load-format dummy --max-model-len 1024 "
+        "--max-num-seqs 4 --num-gpu-blocks-override 100 --block-size 16\n"
+        "bench: vllm bench serve --random-input-len 64 --random-output-len 8 --request-rate 5 --num-prompts 60"
+        "\n"
+        "gpu: cpu\n"
+    )
+    return path
+
+
+def run(*words: str) -> Result:
+    done = CliRunner().invoke(calibrate, list(words))
+    if done.exception is not None and not isinstance(done.exception, SystemExit | ServecastError):
+        raise done.exception
+    return done
+
+
+def refusal(*words: str) -> str:
+    done = run(*words)
+    assert isinstance(done.exception, BadInput)
+    return str(done.exception)
+
+
+def test_the_plan_is_printed_and_nothing_is_started(scenario: Path, tmp_path: Path) -> None:
+    done = run(str(scenario), "--plan", "--budget", "60")
+    assert done.exit_code == 0
+    assert "GPU minutes" in done.output
+    assert f"servecast bench {scenario} --result-dir calibration-" in done.output
+    assert {path.name for path in tmp_path.iterdir()} == {"s.yaml", "tiny"}
+
+
+def test_launch_measure_fit_check_write(scenario: Path, tmp_path: Path) -> None:
+    out, folder = tmp_path / "p.json", tmp_path / "runs"
+    words = [str(scenario), "--out", str(out), "--result-dir", str(folder), "--budget", "4"]
+    words += [
+        "--launch",
+        "process",
+        "--program",
+        f"{sys.executable} -S {FAKE}",
+        "--env",
+        "FAKE_TOKEN_S=0.002",
+    ]
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    profile = load_profile(out)
+    assert profile.content.subject.gpu == "cpu"
+    assert profile.content.subject.model.endswith("tiny")
+    assert all(len(item.sha256 or "") == 64 for item in profile.content.evidence)
+    assert profile.content.covariance.names
+    assert any(c.status == "fitted" for c in profile.content.coefficients.values())
+    assert "90 % interval" in done.output
+    # It predicts, and what is measured twice is protected.
+    assert profile.step_time(build_scenario(file=scenario))[0].efficiencies == profile.efficiencies
+    assert "--resume keeps finished runs" in refusal(*words)
+    again = run(*words, "--resume")
+    assert again.exit_code == 0
+    assert load_profile(out).efficiencies == profile.efficiencies
+
+
+@pytest.fixture
+def measured(scenario: Path, tmp_path: Path) -> Path:
+    from dataclasses import replace
+
+    made = simulate(build_scenario(file=scenario)).result
+    path = tmp_path / "m.json"
+    write_result(replace(made, origin="measured", tool="a test", extra={}), path)
+    return path
+
+
+def test_what_is_measured_already_is_fitted(scenario: Path, measured: Path, tmp_path: Path) -> None:
+    out = tmp_path / "p.json"
+    done = run(str(scenario), "--from", str(measured), "--out", str(out))
+    assert done.exit_code == 0
+    profile = load_profile(out)
+    (item,) = profile.content.evidence
+    assert (item.name, item.points) == ("m.json", 120)
+    told = json.loads(out.read_text())
+    assert set(told["coefficients"]) >= {"weight_bandwidth", "front_request"}
+
+
+def test_a_profile_says_what_it_lacks_and_starts_the_next_fit(
+    scenario: Path, measured: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "p.json"
+    run(str(scenario), "--from", str(measured), "--out", str(out))
+    built, profile = build_scenario(file=scenario), load_profile(out)
+    open_ones = lacking(profile, built)
+    assert open_ones is not None
+    settled = {n for n, c in profile.content.coefficients.items() if c.status == "fitted"}
+    assert settled
+    assert not settled & set(open_ones)
+    prior = prior_of(profile, built)
+    assert prior.efficiencies == profile.efficiencies
+    fresh = prior_of(None, built)
+    assert all(prior.deviations[name] < fresh.deviations[name] for name in settled)
+    assert lacking(None, built) is None
+    # Another model's profile leaves everything to be measured.
+    other = build_scenario(file=scenario, sets=["max-num-seqs=8"], engine_version="0.33.0")
+    assert lacking(profile, other) is None
+
+
+def test_step_files_take_the_scenario_of_what_lies_beside_them(
+    scenario: Path, measured: Path, tmp_path: Path
+) -> None:
+    steps = tmp_path / "x.steps.jsonl"
+    lines = [{"ev": "add", "t": 0.0, "id": "a", "prompt_len": 10, "max_tokens": 40}]
+    for i in range(40):
+        count, at = (10, 0) if i == 0 else (1, 9 + i)
+        step = {"ev": "step", "step": i, "t": 0.01 * i, "dt_ms": 2.5, "end": 0.01 * i + 0.0025}
+        lines.append({**step, "scheduled": {"a": count}, "computed": {"a": at}})
+    steps.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "give the scenario as well" in refusal("--from", str(steps), "--out", str(tmp_path / "p.json"))
+    done = run(str(scenario), "--from", str(steps), "--out", str(tmp_path / "p.json"))
+    assert done.exit_code == 0
+    # 2.5 ms a step, on a model whose steps were believed to take 1.8 ms.
+    efficiencies = load_profile(tmp_path / "p.json").efficiencies
+    assert 0.0017 < efficiencies.step_overhead < 0.0022
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--plan"], "give a scenario file"),
+        (["S", "--plan", "--budget", "soon"], "--budget"),
+        (["S", "--plan", "--budget", "-3"], "--budget"),
+        (["S"], "--out"),
+        (["S", "--out", "/no/such/folder/p.json"], "its folder does not exist"),
+        (["S", "--from", "M", "--plan", "--out", "p.json"], "--plan"),
+        (["S", "--from", "M"], "--out"),
+    ],
+)
+def test_what_cannot_be_done_is_one_clear_line(
+    words: list[str], message: str, scenario: Path, measured: Path
+) -> None:
+    known = {"S": str(scenario), "M": str(measured)}
+    assert message in refusal(*[known.get(word, word) for word in words])
