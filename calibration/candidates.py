@@ -75,16 +75,16 @@ def isolated(scenario: Scenario) -> Iterator[Candidate]:
         low, high = lengths
         middle = (low + high) / 2
         ratio = (high - low) / 2 / middle
-        dataset = RandomDataset(round(middle), out, round(ratio, 3), output_range_ratio=0.0)
+        dataset = RandomDataset(round(middle), out, round(ratio, 3))
         return replace(base, dataset=dataset, num_prompts=count, max_concurrency=cap)
 
-    short = min(528, room.step_tokens, room.length - 8)
+    short = min(528, room.step_tokens, room.length - 16)
     yield Candidate(
         "idle-short",
         f"idle requests of {SHORTEST} to {short} tokens: front end, first tiles",
         load((SHORTEST, short), 4, 20, 1),
     )
-    whole = min(room.step_tokens, room.length) - 8
+    whole = min(room.step_tokens, room.length) - 16
     if whole > 1.5 * short:
         text = f"idle requests of {short} to {whole} tokens: GEMM rate across tile edges"
         yield Candidate("idle-long", text, load((short, whole), 4, 12, 1))
