@@ -182,10 +182,18 @@ def run_name(result: BenchResult, index: int) -> str:
 
 
 def plot_curves(curves: Sequence[Curve], path: Path) -> None:
-    """Draw P99 TTFT and output throughput against concurrency, one line per scenario, knees marked."""
+    """Draw P99 TTFT and output throughput against concurrency, one line per scenario, knees marked.
+
+    Loads without a cap on concurrency have no such axis: they become one bar per scenario.
+    """
     figure, axes = new_figure(2, 1, 8.0, 8.0)
     panels = (("p99_ttft_ms", "TTFT P99 [ms]", "log"), ("output_throughput", "output tokens/s", "linear"))
+    figure.suptitle("predicted", fontsize=10)
+    capped = any(point.concurrency for curve in curves for point in curve.points)
     for axis, (key, title_, scale) in zip(axes, panels, strict=True):
+        if not capped:
+            draw_bars(axis, curves, key, title_)
+            continue
         for curve, colour in zip(curves, LINES * len(curves), strict=False):
             points = [(p.concurrency or 0, figure_of(p.result, key)) for p in curve.points]
             known = [(x, y) for x, y in points if y is not None]
@@ -205,6 +213,16 @@ def plot_curves(curves: Sequence[Curve], path: Path) -> None:
         axis.legend(frameon=False, fontsize=8)
     axes[1].set_ylim(bottom=0)
     save(figure, path)
+
+
+def draw_bars(axes: Axes, curves: Sequence[Curve], key: str, name: str) -> None:
+    """One bar per scenario for a figure of its only point, its value written on it."""
+    for place, (curve, colour) in enumerate(zip(curves, LINES * len(curves), strict=False)):
+        value = figure_of(curve.points[0].result, key)
+        if value is not None:
+            axes.bar_label(axes.bar([place], [value], 0.5, color=colour), fmt="{:,.0f}")
+    axes.set(ylabel=name, xlim=(-0.6, len(curves) - 0.4))
+    axes.set_xticks(range(len(curves)), [curve.name.replace(" · ", "\n") for curve in curves])
 
 
 def levels_axis(axes: Axes, levels: Sequence[float]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -97,6 +97,12 @@ def find_knee(points: Sequence[Point], gain: float = 0.1) -> Point | None:
     return None
 
 
+def state_of(result: BenchResult) -> str | None:
+    """The load's regime, e.g. "saturated"; None where nothing was judged."""
+    regime = result.extra.get("regime")
+    return regime.get("state") if isinstance(regime, Mapping) else None
+
+
 def hit_rate_text(result: BenchResult) -> str | None:
     """The run's own prefix hit rate, computed from tokens; None where nothing was asked of a cache."""
     queries, hits = (result.server.get(f"prefix_cache_{name}") for name in ("queries", "hits"))
@@ -125,6 +131,8 @@ def render_curves(curves: Sequence[Curve]) -> str:
             level = "no cap" if point.concurrency is None else str(point.concurrency)
             mark = "  <- knee" if point is knee else ""
             lines.append(f"{level:>11} {cells}{'unknown' if preempted is None else preempted:>11}{mark}")
+            if state_of(point.result) == "saturated":
+                lines.append(f"{'':>12}saturated: TTFT and E2E grow for as long as requests are sent")
             if point.result.verdict.status != "VALID":
                 reasons = "; ".join(note.text for note in point.result.verdict.reasons)
                 lines.append(f"{'':>12}{point.result.verdict.status}: {reasons}")
@@ -139,6 +147,6 @@ def render_curves(curves: Sequence[Curve]) -> str:
         for curve in curves
         for point in curve.points
         for note in point.result.notes
-        if note.kind in ("warning", "not-modelled")
+        if note.kind in ("warning", "not-modelled", "assumed")
     }
-    return "\n".join([*lines[1:], "", *sorted(notes)]).rstrip()
+    return "\n".join([*lines[1:], "TTFT, TPOT, ITL and E2E in ms", "", *sorted(notes)]).rstrip()
