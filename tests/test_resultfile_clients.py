@@ -62,6 +62,17 @@ def test_a_pasted_report_is_read_with_its_settings(tmp_path):
     assert result.tool == "vllm bench serve"
 
 
+def test_a_pasted_prediction_is_no_measurement_and_its_intervals_are_passed_over(tmp_path):
+    text = REPORT.replace("13.67\n", "13.67      90%: 12 to 15.5\n").replace(
+        "1947.64\n", "1947.64    90%: 1700 to 2300  n = 8, 95 %: 1500.00 to no upper bound\n"
+    )
+    result = reading(tmp_path, "predicted: vllm · 0.28 · m · L4\n" + text, "paste.txt")
+    assert (result.origin, result.tool) == ("predicted", "servecast predict")
+    assert result.duration == 13.67
+    assert result.aggregates["p99_ttft_ms"] == 1947.64
+    assert reading(tmp_path, REPORT, "paste2.txt").origin == "measured"
+
+
 def test_reports_survive_quoting_and_several_can_follow_each_other(tmp_path):
     quoted = "\n".join("# " + line for line in REPORT.splitlines())
     path = tmp_path / "two.txt"

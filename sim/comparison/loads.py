@@ -77,7 +77,7 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
         "request_rate": rate,
         "max_concurrency": cap,
         "burstiness": fact(measured.identity, "burstiness"),
-        "num_prompts": fact(measured.identity, "num_prompts"),
+        "num_prompts": fact(measured.identity, "num_prompts") or sent_requests(measured),
         "seed": fact(measured.identity, "seed"),
     }
     known = {key: value for key, value in changes.items() if value is not None}
@@ -92,6 +92,12 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
     if path is not None:
         spec = _replayed(spec, measured, path)
     return replace(scenario, workload=spec, seed=spec.seed if "seed" in known else scenario.seed)
+
+
+def sent_requests(measured: BenchResult) -> int | None:
+    """How many requests a report counts; None where it says of none."""
+    completed = measured.aggregates.get("completed")
+    return None if completed is None else int(completed + (measured.aggregates.get("failed") or 0)) or None
 
 
 def _replayed(spec: WorkloadSpec, measured: BenchResult, path: Path) -> WorkloadSpec:

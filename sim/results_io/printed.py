@@ -12,8 +12,13 @@ from sim.results import BenchResult
 from sim.results_io.fields import TO_MS, check_units
 
 HEADER = re.compile(r"=+ *Serving Benchmark Result *=+")
-# One figure: a label with perhaps a unit in brackets, a colon, one value; what stands in front is a log's.
-_LINE = re.compile(r"(?P<label>[A-Z][A-Za-z0-9. -]*?)\s*(?:\((?P<unit>[^)]*)\))?\s*:\s+(?P<value>\S+)\s*$")
+# One figure: a label with perhaps a unit in brackets, a colon, one value. What stands in front is a
+# log's, what follows in a column of its own an interval of a prediction.
+_LINE = re.compile(
+    r"(?P<label>[A-Z][A-Za-z0-9. -]*?)\s*(?:\((?P<unit>[^)]*)\))?\s*:\s+(?P<value>\S+)"
+    r"(?:\s+(?:90%|n = ).*)?\s*$"
+)
+_PREDICTED = re.compile(r"^predicted: ", re.MULTILINE)
 _LATENCY = re.compile(r"(mean|median|std|p\d+(?:\.\d+)?) (ttft|tpot|itl|e2el|e2e latency|e2e)")
 _ARGUMENT = re.compile(r"\b(\w+)=('[^']*'|[\w.+-]+)")
 _METRICS = {"e2e latency": "e2el", "e2e": "e2el"}
@@ -85,9 +90,11 @@ def _one(preamble: str, body: str, where: str, first_line: int) -> BenchResult:
         raise BadInput(where, None, "the report has no latencies; is it truncated?")
     check_units(figures, where)
     sglang = "backend" in identity or "End-to-End Latency" in body
+    tool = "sglang.bench_serving" if sglang else "vllm bench serve"
+    predicted = _PREDICTED.search(preamble) is not None
     return BenchResult(
-        origin="measured",
-        tool="sglang.bench_serving" if sglang else "vllm bench serve",
+        origin="predicted" if predicted else "measured",
+        tool="servecast predict" if predicted else tool,
         identity=identity,
         duration=float(figures["duration"] or 0.0),
         aggregates=figures,

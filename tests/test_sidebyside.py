@@ -1,0 +1,51 @@
+"""Several predictions side by side: what the table says beside the figures, and pictures without an axis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sim.comparison.loads import sent_requests
+from sim.plots import plot_curves
+from sim.provenance import Note
+from sim.results import BenchResult
+from sim.sidebyside import Curve, Point, render_curves
+
+
+def result(state: str, **figures: float) -> BenchResult:
+    return BenchResult(
+        origin="predicted",
+        tool="servecast predict",
+        identity={},
+        duration=10.0,
+        aggregates={"output_throughput": 100.0, "p99_ttft_ms": 50.0, **figures},
+        notes=(Note("assumed", "step time", "assumed for Ampere"), Note("info", "--gpu", "quiet")),
+        extra={"regime": {"state": state}},
+    )
+
+
+def test_the_table_says_units_saturation_and_what_is_assumed() -> None:
+    text = render_curves([Curve("a", (Point(None, result("saturated")),))])
+    assert "E2E in ms" in text
+    assert "saturated: TTFT and E2E grow" in text
+    assert "assumed: step time" in text
+    assert "quiet" not in text
+    assert "saturated" not in render_curves([Curve("a", (Point(None, result("stable")),))])
+
+
+def test_loads_without_a_cap_are_drawn_as_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = [Curve("a", (Point(None, result("stable")),)), Curve("b", (Point(None, result("stable")),))]
+    bars = []
+    monkeypatch.setattr("sim.plots.draw_bars", lambda axis, drawn, key, name: bars.append((key, len(drawn))))
+    plot_curves(curves, tmp_path / "two.svg")
+    assert bars == [("p99_ttft_ms", 2), ("output_throughput", 2)]
+    monkeypatch.undo()
+    plot_curves(curves, tmp_path / "two.svg")
+    assert "<svg" in (tmp_path / "two.svg").read_text()
+
+
+def test_the_number_of_requests_is_what_a_report_counts() -> None:
+    assert sent_requests(result("stable", completed=7, failed=2)) == 9
+    assert sent_requests(result("stable", completed=7)) == 7
+    assert sent_requests(result("stable")) is None
