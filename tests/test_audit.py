@@ -14,13 +14,14 @@ from bench.audit.facts import Run
 from bench.audit.finding import QUESTIONS, Finding, exit_status, in_order, verdict
 from bench.audit.quality import cold_from_aggregates
 from bench.audit.quantile import bounds
-from bench.audit.reading import read_material
+from bench.audit.reading import _of_result, read_material
 from bench.audit.text import WIDTH, render
 from bench.histogram import from_buckets
 from cli import main
 from sim.errors import BadInput
 from sim.explain.outcome import evaluate
 from sim.resultfile import write_result
+from sim.results import BenchResult
 from tests.explain_scenarios import printed, reference_source, run_of
 
 
@@ -544,3 +545,22 @@ def test_bad_options_end_with_status_2(pair, capsys):
             main(["audit", *pair, *extra])
         assert end.value.code == 2
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_resolved_flag_that_differs_is_a_second_dimension():
+    def predicted(rate: float, share: float) -> BenchResult:
+        return BenchResult(
+            origin="predicted",
+            tool="servecast predict",
+            identity={
+                "engine_args": {"gpu_memory_utilization": share},
+                "request_rate": rate,
+                "num_prompts": 100,
+            },
+            duration=50.0,
+            aggregates={"completed": 100, "failed": 0, "mean_ttft_ms": 300.0},
+        )
+
+    runs = (_of_result(predicted(2.0, 0.92), "a"), _of_result(predicted(4.0, 0.8), "b"))
+    (found,) = [f for f in audit(runs) if f.question == "dimensions"]
+    assert found.level == "stop" and "gpu_memory_utilization 0.92 to 0.8" in found.evidence

@@ -151,6 +151,10 @@ def _of_result(result: BenchResult, name: str) -> Run:
         settings |= _of_workload(workload)
     settings["tool"] = result.tool
     engine = {key: identity[key] for key in _ENGINE_KEYS if identity.get(key) is not None}
+    resolved = identity.get("engine_args")
+    if isinstance(resolved, Mapping):
+        # dtype is spelled in more than one way: bf16, bfloat16
+        engine |= {key: resolved[key] for key in _LOGGED if key != "dtype" and resolved.get(key) is not None}
     for flag, value in identity.get("flags") or ():
         engine[str(flag).lstrip("-").replace("-", "_")] = True if value is None else value
     return Run(name, result, figures, settings, engine)
