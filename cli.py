@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("bench.audit.cli:audit", "Say whether reports may be compared and believed, and why not."),
     "advise": ("sim.cli.advise:advise", "Rank flag changes for a goal by their simulated effect."),
     "plan": ("sim.cli.plan:plan", "Find the load, the replicas, the GPU and the cost that keep objectives."),
+    "search": ("sim.cli.search:search", "Search the flags that carry the most load under objectives."),
     "cluster": (
         "sim.cli.cluster:cluster",
         "Predict several replicas behind a router, mixed or split in two.",

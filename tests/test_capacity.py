@@ -320,3 +320,26 @@ def test_bad_questions_are_told_in_one_line(more, says):
     done = CliRunner().invoke(cli.servecast, args)
     assert isinstance(done.exception, BadInput)
     assert says in str(done.exception)
+
+
+def test_a_day_of_replicas(tmp_path):
+    day = ",".join(["1"] * 12 + ["3"] * 12)
+    args = ["plan", "--serve", SERVE.format(slots=8), "--bench", BENCH.format(output=8), "--gpu", "L4"]
+    args += [
+        "--slo",
+        "p95 ttft <= 400ms",
+        "--rate",
+        "100",
+        "--daily",
+        day,
+        "--prompts",
+        "100",
+        "--seeds",
+        "2",
+    ]
+    done = CliRunner().invoke(cli.servecast, [*args, "--jobs", "1", "--no-model-error"])
+    assert done.exit_code == 0, done.output
+    assert "peak 150" in done.output
+    assert "replica hours a day" in done.output
+    for bad in (["--daily", "1,2"], ["--daily", "x"]):
+        assert isinstance(CliRunner().invoke(cli.servecast, [*args, *bad]).exception, BadInput)

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from sim.build import read_source
 from sim.errors import BadInput
+from sim.planning.capacity import Effort, capacity
 from sim.planning.cluster import Member, run_cluster
 from sim.planning.daily import DailyProfile, arrivals, day_of_replicas
 from sim.planning.mix import parse_traffic, read_traffic, tenant_of
+from sim.planning.plan_report import confirming_commands
 from sim.planning.router import PrefixAffinity, RoundRobin
 from sim.planning.sessions import SessionShape, draw_sessions
+from sim.planning.slo import parse_slos
 from sim.planning.traffic import requests_at
 from sim.workload.spec import FileDataset, WorkloadSpec
 from tests.engines_for_tests import FixedSteps
@@ -276,3 +279,25 @@ def test_traffic_files_are_read_by_line(tmp_path):
     )
     with pytest.raises(BadInput, match="nothing arrives"):
         read_traffic(path).generate(seed=0)
+
+
+def test_capacity_under_conversations():
+    scenario = read_source(
+        serve=SERVE, bench="vllm bench serve --random-input-len 10 --random-output-len 5", gpu="L4"
+    ).build()
+    shape = {"turns": 2, "think_time": 0.5, "first_prompt": 20, "follow_up": 10, "output": 8}
+    chats = parse_traffic({"rate": 1, "tenants": [{"name": "a", "share": 1, "sessions": shape}]}, "here")
+    found = capacity(
+        scenario,
+        parse_slos(["p90 ttft <= 150ms"]),
+        effort=Effort(300, 2),
+        step_time=FixedSteps(0.02, per_token=0.0005),
+        traffic=chats,
+        with_error=False,
+    )
+    assert found.traffic
+    assert found.level.value > 0.5
+    # Two requests per arrival, so twice as many requests as arrivals.
+    assert found.request_rate == pytest.approx(2 * found.kept.value, rel=0.25)
+    assert not any("request-rate" in c for c in confirming_commands(found))
+    assert any("arrivals of sessions" in n.text for n in found.notes)

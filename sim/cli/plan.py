@@ -15,6 +15,7 @@ from sim.cli.whatif import whole
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
+    from sim.planning.daily import DailyProfile
     from sim.planning.plan import Plan
 
 
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     help="What to find: requests per second, or requests in flight.",
 )
 @click.option("--rate", metavar="RPS", help="Turn it round: replicas for this many requests per second.")
-@click.option("--peak-factor", metavar="F", default="1", show_default=True, help="Peak over mean of --rate.")
+@click.option("--peak-factor", metavar="F", help="Peak over mean of --rate.  [default: 1, or the day's]")
+@click.option("--daily", metavar="F,F,…", help="Relative rate of each of 24 hours: replicas by the hour.")
+@click.option("--traffic", type=click.Path(path_type=Path), help="Tenants and sessions instead of the load.")
 @click.option("--gpus", metavar="NAME,NAME,…", help="Compare these GPUs.")
 @click.option("--tp", metavar="N,N,…", help="Compare these tensor-parallel sizes.")
 @click.option("--price", type=click.Path(path_type=Path), help="Prices: YAML, `GPU: price per hour` a line.")
@@ -60,7 +63,9 @@ def plan(
     goodput: str | None,
     kind: str,
     rate: str | None,
-    peak_factor: str,
+    peak_factor: str | None,
+    daily: str | None,
+    traffic: Path | None,
     gpus: str | None,
     tp: str | None,
     price: Path | None,
@@ -84,6 +89,7 @@ def plan(
     from sim.cli.predict import check_outputs
     from sim.planning.capacity import Effort, from_workload
     from sim.planning.hardware import parse_names, parse_sizes
+    from sim.planning.mix import read_traffic
     from sim.planning.plan import Question, make_plan
     from sim.planning.pool import Cores
     from sim.planning.prices import read_prices
@@ -99,11 +105,14 @@ def plan(
     share = parse_percent("--utilisation", utilisation) or 0.0
     if not 0 < share <= 1:
         raise BadInput("--utilisation", utilisation, "must be above 0 and at most 100%")
+    day = None if daily is None else day_from_text(daily)
     question = Question(
         slos=parse_slos(texts, goodput),
         kind=kind,
         rate=None if rate is None else number("--rate", rate),
-        peak_factor=number("--peak-factor", peak_factor),
+        peak_factor=number("--peak-factor", peak_factor) if peak_factor else day.peak_factor if day else 1.0,
+        daily=day,
+        traffic=None if traffic is None else read_traffic(traffic),
         gpus=parse_names("--gpus", gpus),
         tps=parse_sizes("--tp", tp),
         prices=None if price is None else read_prices(price),
@@ -145,6 +154,20 @@ def write_plan(answer: Plan, json_to: str | None, plot: Path | None, html_to: Pa
 
         write_text(html_to, plan_page(answer), "--html")
         click.echo(f"page: {html_to}", err=True)
+
+
+def day_from_text(text: str) -> DailyProfile:
+    """Read 24 relative rates.
+
+    Raises:
+        BadInput: not 24 numbers of at least 0.
+    """
+    from sim.planning.daily import DailyProfile
+
+    try:
+        return DailyProfile(tuple(float(word) for word in text.split(",")))
+    except ValueError:
+        raise BadInput("--daily", text, "must be 24 numbers separated by commas") from None
 
 
 def number(flag: str, text: str) -> float:

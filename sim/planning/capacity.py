@@ -13,6 +13,7 @@ from sim.planning.bracket import Crossing, find_crossing
 from sim.planning.load_curve import Effort, LoadCurve
 from sim.planning.margin import ModelError, model_error, other_models
 from sim.planning.mechanism import QueueCause, pace_cause, queue_cause
+from sim.planning.mix import Traffic
 from sim.planning.pool import Pool, run_here
 from sim.planning.probe import Level, Probe, ProbeJob, at_level, attainment, load_ratio, run_probe, value_of
 from sim.planning.resources import Utilisation, shares_of, utilisation
@@ -26,6 +27,7 @@ from sim.steptime.base import StepTimeModel
 
 LIGHT_PROMPTS = 200
 SATURATING_PROMPTS = 600
+SELDOM = 1e-3  # arrivals/s of traffic of which hardly anybody meets another
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Capacity:
             can be reached).
         binding: what is missed first; "stability" if the load itself.
         cause: what requests wait for there.
+        traffic: whether the load was a traffic file's rather than the scenario's.
         pace: what sets the time between tokens there.
         use: resources in use there.
         input_rate, output_rate, request_rate: tokens/s and requests/s there.
@@ -79,6 +82,7 @@ class Capacity:
     notes: tuple[Note, ...]
     readings: tuple[tuple[float, float], ...] = ()
     pace: str = ""
+    traffic: bool = False
 
     def used_at(self, load: float) -> float | None:
         """Share of the worst objective used at a load, between the simulated levels; None outside them."""
@@ -108,6 +112,7 @@ def capacity(
     pool: Pool = run_here,
     step_time: StepTimeModel | None = None,
     profile: Profile | None = None,
+    traffic: Traffic | None = None,
     error: ModelError | None = None,
     with_error: bool = True,
 ) -> Capacity:
@@ -117,6 +122,7 @@ def capacity(
         kind: "rate" [requests/s] or "concurrency".
         step_time: instead of the profile's or the default model.
         profile: of the scenario's GPU; without one the default efficiencies count.
+        traffic: tenants and sessions instead of the scenario's load; the rate is that of their arrivals.
         error: instead of what `model_error` says of the model.
         with_error: also find the level with step times longer and shorter by the model's error.
 
@@ -132,10 +138,14 @@ def capacity(
     if model is None:
         model = roofline(scenario)
     error = error or model_error(scenario, profile)
-    light = _alone(scenario, model, effort, slos)
+    light = _alone(scenario, model, effort, slos, traffic)
     turnaround = (light.outcome.get("mean_e2el_ms") or 0.0) / 1000.0
-    curve = LoadCurve(scenario, slos, kind, effort, pool, model, turnaround)
-    most = saturation_rate(scenario, model, effort)
+    if traffic is not None:
+        turnaround = traffic.stay(turnaround)
+        notes.append(Note("info", "--traffic", "rates are arrivals of sessions and single requests together"))
+    curve = LoadCurve(scenario, slos, kind, effort, pool, model, turnaround, traffic)
+    # Users who think between turns never flood a server; the search finds where it gives way.
+    most = None if traffic is not None else saturation_rate(scenario, model, effort)
     if kind == "rate" and scenario.workload.max_concurrency is not None:
         cap = scenario.workload.max_concurrency
         text = f"the client's cap of {cap} is dropped: users do not wait for each other"
@@ -156,7 +166,7 @@ def capacity(
 def _first_bracket(kind: str, most: float | None, turnaround: float) -> tuple[float, float]:
     if kind == "concurrency":
         return 1.0, max(4.0, 2.0 * (most or 1.0) * max(turnaround, 1e-3))
-    return (0.25 * most, 1.2 * most) if most else (0.1, 10.0)
+    return (0.25 * most, 1.2 * most) if most else (0.5, 2.0)
 
 
 def _find(curve: LoadCurve, low: float, high: float, replications: int, kind: str) -> Crossing:
@@ -187,7 +197,9 @@ def _with_error(
     return value * min(ratios), value * max(ratios)
 
 
-def _alone(scenario: Scenario, model: StepTimeModel, effort: Effort, slos: Slos) -> Probe:
+def _alone(
+    scenario: Scenario, model: StepTimeModel, effort: Effort, slos: Slos, traffic: Traffic | None
+) -> Probe:
     """Requests one at a time: the best latencies that this configuration can show.
 
     Raises:
@@ -195,8 +207,10 @@ def _alone(scenario: Scenario, model: StepTimeModel, effort: Effort, slos: Slos)
     """
     prompts = min(LIGHT_PROMPTS, effort.prompts)
     lonely = at_level(scenario, Level("concurrency", 1), prompts)
+    if traffic is not None:
+        lonely = at_level(scenario, Level("rate", SELDOM), prompts)
     itl = any(slo.metric == "itl" for slo in slos.statistics)
-    probe = run_probe(ProbeJob(lonely, scenario.seed, step_time=model, itl=itl))
+    probe = run_probe(ProbeJob(lonely, scenario.seed, step_time=model, itl=itl, traffic=traffic))
     if probe.outcome.failure is not None:
         raise BadInput("SCENARIO", scenario.name or None, f"cannot run: {probe.outcome.failure}")
     return probe
@@ -225,7 +239,8 @@ def _answer(
     assert found.kept is not None
     probes = curve.probes(found.kept, effort.replications)
     beyond = curve.probes(found.missed, effort.replications) if found.missed is not None else probes
-    rates = _rates(probes)
+    turns = None if curve.traffic is None else curve.traffic.mean_turns
+    rates = _rates(probes, None if turns is None else found.kept * turns)
     return Capacity(
         scenario=curve.scenario,
         slos=curve.slos,
@@ -248,6 +263,7 @@ def _answer(
         notes=tuple(notes),
         readings=curve.readings(),
         pace=pace_cause(beyond[0].outcome),
+        traffic=curve.traffic is not None,
     )
 
 
@@ -336,15 +352,17 @@ def _use(curve: LoadCurve, probes: Sequence[Probe]) -> Utilisation:
     return utilisation({name: sum(v) / len(v) for name, v in found.items()}, waiting)
 
 
-def _rates(probes: Sequence[Probe]) -> tuple[float, float, float]:
+def _rates(probes: Sequence[Probe], offered: float | None = None) -> tuple[float, float, float]:
     """Requests/s, input and output tokens/s over all probes; of the offered load where there is one."""
     seconds = sum(p.outcome.duration for p in probes)
     keys = ("completed", "total_input_tokens", "total_output_tokens")
     totals = [sum(p.outcome.get(key) or 0.0 for p in probes) for key in keys]
     done, inputs, outputs = (total / seconds if seconds > 0 else 0.0 for total in totals)
-    offered = [r for p in probes if (r := p.outcome.regime.get("offered_rate"))]
+    seen = [r for p in probes if (r := p.outcome.regime.get("offered_rate"))]
+    if offered is None and seen:
+        offered = sum(seen) / len(seen)
     if offered and done > 0:
-        factor = (sum(offered) / len(offered)) / done
+        factor = offered / done
         return done * factor, inputs * factor, outputs * factor
     return done, inputs, outputs
 

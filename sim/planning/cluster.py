@@ -12,6 +12,7 @@ from sim.collector import collector_off
 from sim.engines.base import Leaping, QueueState, Scheduler, StepShape
 from sim.errors import BadInput, EngineStuck
 from sim.leap import LeapingReplica
+from sim.memory import MemoryAccount
 from sim.moments import at
 from sim.planning.router import NodeView, Router
 from sim.planning.sessions import Session, SessionClient
@@ -57,7 +58,7 @@ class NodeOutcome:
     requests: int
     usage: Usage
     series: ServerSeries
-    kv_cache_tokens: int
+    account: MemoryAccount
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Node:
         if member.role == "decode":
             model = LoadedPrompts(model)
         self.name, self.role = name, member.role
-        self.kv_cache_tokens = account.kv_cache_tokens
+        self.account = account
         self.kv_bytes_per_token = account.kv_bytes_per_token * int(scenario.engine["tensor_parallel_size"])
         self.recorder = Recorder(model.front_end, scenario.engine["stream_interval"])
         self.served: list[Request] = []
@@ -166,7 +167,7 @@ class Node:
         """Counters and series."""
         samples = np.array(self.replica.series.samples, dtype=np.float64).reshape(-1, 4)
         series = ServerSeries(*samples.T.copy())
-        return NodeOutcome(self.name, self.role, requests, self.replica.usage, series, self.kv_cache_tokens)
+        return NodeOutcome(self.name, self.role, requests, self.replica.usage, series, self.account)
 
 
 def run_cluster(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from sim.build import ScenarioSource
 from sim.errors import BadInput
 from sim.planning.capacity import Capacity, Effort, capacity
+from sim.planning.mix import Traffic
 from sim.planning.pool import Pool
 from sim.planning.prices import Prices
 from sim.planning.sizing import Sizing, size
@@ -92,6 +93,7 @@ def candidates(
     profile: Profile | None = None,
     rate: float | None = None,
     peak_factor: float = 1.0,
+    traffic: Traffic | None = None,
     with_error: bool = True,
 ) -> list[Candidate]:
     """The capacity of every combination; those that cannot run say why.
@@ -114,6 +116,7 @@ def candidates(
                     effort=effort,
                     pool=pool,
                     profile=profile,
+                    traffic=traffic,
                     with_error=with_error,
                 )
             except BadInput as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.planning.bracket import Reading
+from sim.planning.mix import Traffic
 from sim.planning.pool import Pool
 from sim.planning.probe import Level, Probe, ProbeJob, at_level, load_ratio, run_probe
 from sim.planning.slo import Slos
@@ -16,6 +17,7 @@ from sim.steptime.base import StepTimeModel
 
 MAX_PROMPTS = 50_000
 TURNOVERS = 12  # a run must be long against the time that one request spends in the system
+SESSION_TURNOVERS = 5  # and several times as long as a whole conversation, pauses included
 GROWTH = 0.02  # backlog growth as a share of the offered rate, as in `sim.regime`
 
 
@@ -37,6 +39,7 @@ class LoadCurve:
 
     Args:
         turnaround: about how long a request takes end to end [s]; runs last many times as long.
+        traffic: instead of the scenario's own load; levels are arrivals (of sessions) per second.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class LoadCurve:
         pool: Pool,
         step_time: StepTimeModel,
         turnaround: float = 0.0,
+        traffic: Traffic | None = None,
     ) -> None:
         self.scenario = scenario
         self.slos = slos
@@ -56,12 +60,20 @@ class LoadCurve:
         self._pool = pool
         self.step_time = step_time
         self._turnaround = turnaround
+        self.traffic = traffic
         self._probes: dict[tuple[float, int], Probe] = {}
 
     def with_step_time(self, model: StepTimeModel) -> LoadCurve:
         """The same question with other step times."""
         return LoadCurve(
-            self.scenario, self.slos, self.kind, self.effort, self._pool, model, self._turnaround
+            self.scenario,
+            self.slos,
+            self.kind,
+            self.effort,
+            self._pool,
+            model,
+            self._turnaround,
+            self.traffic,
         )
 
     def probes(self, value: float, replications: int) -> list[Probe]:
@@ -93,7 +105,14 @@ class LoadCurve:
         least = self.effort.prompts
         if self.kind == "concurrency":
             return min(MAX_PROMPTS, max(least, 6 * int(value)))
+        if self.traffic is not None:
+            return min(MAX_PROMPTS, max(least, math.ceil(SESSION_TURNOVERS * self._in_system(value))))
         return min(MAX_PROMPTS, max(least, math.ceil(TURNOVERS * value * self._turnaround)))
+
+    def _in_system(self, value: float) -> float:
+        """Requests that arrivals of one turnaround bring."""
+        turns = 1.0 if self.traffic is None else self.traffic.mean_turns
+        return value * self._turnaround * turns
 
     def _job(self, value: float, replication: int) -> ProbeJob:
         level = Level(self.kind, value)
@@ -105,8 +124,15 @@ class LoadCurve:
             parts=self.effort.replications,
             step_time=self.step_time,
             itl=any(slo.metric == "itl" for slo in self.slos.statistics),
-            skip=int(value) if self.kind == "concurrency" else 0,
+            skip=self._skip(value),
+            traffic=self.traffic,
         )
+
+    def _skip(self, value: float) -> int:
+        """Requests before the system has filled: the first wave, or the sessions of one turnaround."""
+        if self.kind == "concurrency":
+            return int(value)
+        return 0 if self.traffic is None else int(self._in_system(value))
 
 
 def is_stable(probes: Sequence[Probe]) -> bool:

@@ -87,6 +87,11 @@ class Tenant:
     priority: int = 0
     burstiness: float = 1.0
 
+    @property
+    def mean_turns(self) -> float:
+        """Requests per arrival."""
+        return 1.0 if self.sessions is None else self.sessions.turns
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -99,22 +104,38 @@ class Traffic:
     from_hour: float = 0.0
     compress: float = 1.0
 
-    def generate(self, seed: int, rate: float | None = None) -> list[Session]:
+    @property
+    def mean_turns(self) -> float:
+        """Requests per arrival."""
+        return sum(t.share * t.mean_turns for t in self.tenants)
+
+    def stay(self, answer: float) -> float:
+        """How long the longest kind of session lasts on average [s], if an answer takes that long."""
+        shapes = [t.sessions for t in self.tenants if t.sessions is not None]
+        return max([answer, *(s.turns * (answer + s.think_time) for s in shapes)])
+
+    def generate(self, seed: int, rate: float | None = None, prompts: int | None = None) -> list[Session]:
         """Sessions of all tenants in order of their starts; each tenant has random streams of its own.
 
         Args:
             rate: instead of the file's.
+            prompts: simulate for as long as it takes to send about so many requests, instead of the file's
+                duration; a daily profile keeps its duration.
 
         Raises:
             BadInput: a data set that cannot be read; or nothing falls into the duration.
         """
         found: list[Session] = []
+        rate = rate or self.rate
+        duration = self.duration
+        if prompts is not None and self.profile == DailyProfile():
+            duration = prompts / (rate * self.mean_turns)
         for number, tenant in enumerate(self.tenants):
             when, what = (np.random.default_rng([seed, number, stream]) for stream in (0, 1))
             starts = arrivals(
-                (rate or self.rate) * tenant.share,
+                rate * tenant.share,
                 self.profile,
-                self.duration,
+                duration,
                 when,
                 from_hour=self.from_hour,
                 compress=self.compress,

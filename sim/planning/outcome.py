@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.compare import figure
+from sim.engines.glue import Limits
 from sim.errors import BadInput, EngineStuck
+from sim.memory import MemoryAccount
+from sim.metrics import summarise
+from sim.regime import regime
 from sim.request import Request
-from sim.results import ServerSeries
+from sim.results import RequestRecords, ServerSeries
 from sim.scenario import Scenario
 from sim.simulate import ENGINES, SimResult, simulate
 from sim.steptime.base import StepTimeModel
+from sim.workload.spec import WorkloadSpec
+
+if TYPE_CHECKING:
+    from sim.planning.cluster import NodeOutcome
 
 Value = float | int | None
 
@@ -90,17 +98,45 @@ def boil_down(scenario: Scenario, outcome: SimResult) -> Outcome:
     for key in ("p50_ttft_ms", "p50_tpot_ms", "p99_ttft_ms", "p99_tpot_ms", "p99_itl_ms", "p99_e2el_ms"):
         figures.setdefault(key, figure(result, key))
     extra = result.extra
-    regime = {k: v for k, v in extra["regime"].items() if k != "notes"}
+    verdict = {k: v for k, v in extra["regime"].items() if k != "notes"}
     return Outcome(
         figures=figures,
         server=dict(result.server),
         parts_ms=dict(extra["ttft_parts_ms"]),
         waiting=dict(extra["waiting_time"]),
         device=dict(extra["device_time"]),
-        regime=regime,
+        regime=verdict,
         queues=queues(result.series, result.duration) if result.series is not None else {},
         caps=_caps(scenario, outcome),
         duration=result.duration,
+    )
+
+
+def of_node(scenario: Scenario, records: RequestRecords, node: NodeOutcome, duration: float) -> Outcome:
+    """What is kept of a replica that was the whole cluster."""
+    spec = WorkloadSpec(request_rate=1.0)
+    figures = summarise(records, spec, duration)
+    usage = node.usage
+    verdict = {k: v for k, v in asdict(regime(records, node.series, spec)).items() if k != "notes"}
+    limits = ENGINES[scenario.engine.name].limits(scenario.engine, node.account)
+    total = usage.kv_total_tokens
+    parts = {"queue": figures.get("mean_queue_ms"), "prefill": figures.get("mean_prefill_ms")}
+    return Outcome(
+        figures=figures,
+        server={
+            "kv_cache_tokens": node.account.kv_cache_tokens,
+            "num_preemptions": usage.preemptions,
+            "prefix_cache_queries": usage.prefix_queries,
+            "prefix_cache_hits": usage.prefix_hits,
+            "max_kv_usage": usage.max_kv_used_tokens / total if total else None,
+        },
+        parts_ms={**parts, "stream": figures.get("mean_first_token_delivery_ms")},
+        waiting=dict(usage.waiting),
+        device=dict(usage.device),
+        regime=verdict,
+        queues=queues(node.series, duration),
+        caps=_caps_of(node.account, limits, None, records),
+        duration=duration,
     )
 
 
@@ -120,17 +156,21 @@ def queues(series: ServerSeries, duration: float) -> dict[str, Value]:
 
 
 def _caps(scenario: Scenario, outcome: SimResult) -> dict[str, Value]:
-    engine = ENGINES[scenario.engine.name]
-    limits = engine.limits(scenario.engine, outcome.account)
-    records = outcome.result.records
+    limits = ENGINES[scenario.engine.name].limits(scenario.engine, outcome.account)
+    return _caps_of(outcome.account, limits, scenario.workload.max_concurrency, outcome.result.records)
+
+
+def _caps_of(
+    account: MemoryAccount, limits: Limits, max_concurrency: int | None, records: RequestRecords | None
+) -> dict[str, Value]:
     tokens = None
     if records is not None and len(records):
         tokens = float((records.prompt_len + np.maximum(records.output_len, 0)).mean())
     return {
-        "kv_cache_tokens": outcome.account.kv_cache_tokens,
-        "block_size": outcome.account.block_size,
+        "kv_cache_tokens": account.kv_cache_tokens,
+        "block_size": account.block_size,
         "max_num_seqs": limits.max_num_seqs,
         "max_num_tokens": limits.max_num_tokens,
-        "max_concurrency": scenario.workload.max_concurrency,
+        "max_concurrency": max_concurrency,
         "request_tokens": tokens,
     }

@@ -8,7 +8,9 @@ from typing import Any
 from sim.build import ScenarioSource
 from sim.errors import BadInput
 from sim.planning.capacity import Capacity, Effort, capacity
+from sim.planning.daily import DailyProfile, DayOfReplicas, day_of_replicas
 from sim.planning.hardware import Candidate, OperatingPoint, candidates, operating_points
+from sim.planning.mix import Traffic
 from sim.planning.pool import Pool, run_here
 from sim.planning.prices import Cost, Prices, cost
 from sim.planning.sizing import Sizing, size
@@ -25,6 +27,8 @@ class Question:
         rate: the load wanted in all [requests/s], or None for "how much does one replica carry".
         peak_factor: peak over mean of the wanted load.
         gpus, tps: hardware to compare; empty for the scenario's own.
+        daily: how the wanted load goes over the day; its busiest hour is the peak.
+        traffic: tenants and sessions instead of the scenario's load.
         utilisation: the share of the capacity that is really used, for costs without a wanted rate.
     """
 
@@ -35,6 +39,8 @@ class Question:
     gpus: tuple[str, ...] = ()
     tps: tuple[int, ...] = ()
     prices: Prices | None = None
+    daily: DailyProfile | None = None
+    traffic: Traffic | None = None
     utilisation: float = 1.0
     effort: Effort = field(default_factory=Effort)
     with_error: bool = True
@@ -51,6 +57,7 @@ class Plan:
     bill: Cost | None
     candidates: tuple[Candidate, ...] = ()
     points: tuple[OperatingPoint, ...] = ()
+    day: DayOfReplicas | None = None
 
 
 def make_plan(
@@ -67,6 +74,8 @@ def make_plan(
     """
     if question.kind == "concurrency" and question.rate is not None:
         raise BadInput("--rate", question.rate, "asks for replicas by rate; leave out --load concurrency")
+    if question.daily is not None and question.rate is None:
+        raise BadInput("--daily", None, "shapes a wanted load; give its mean with --rate")
     if question.gpus or question.tps:
         return _compare(source, question, pool, profile)
     scenario = source.build()
@@ -79,6 +88,7 @@ def make_plan(
         effort=question.effort,
         pool=pool,
         profile=profile,
+        traffic=question.traffic,
         with_error=question.with_error,
     )
     sizing = None if question.rate is None else size(found, question.rate, question.peak_factor)
@@ -86,7 +96,10 @@ def make_plan(
     if question.prices is not None and question.kind == "rate":
         only = Candidate(scenario.gpu.name, scenario.gpu.name, scenario.gpu_count, found, None, sizing)
         points = operating_points([only], question.prices)
-    return Plan(question, source, found, sizing, _bill(question, found, sizing), (), tuple(points))
+    day = None
+    if question.daily is not None and question.rate is not None and sizing is not None:
+        day = day_of_replicas(sizing.per_replica, question.rate, question.daily)
+    return Plan(question, source, found, sizing, _bill(question, found, sizing), (), tuple(points), day)
 
 
 def _compare(source: ScenarioSource, question: Question, pool: Pool, profile: Profile | None) -> Plan:
@@ -100,6 +113,7 @@ def _compare(source: ScenarioSource, question: Question, pool: Pool, profile: Pr
         profile=profile,
         rate=question.rate,
         peak_factor=question.peak_factor,
+        traffic=question.traffic,
         with_error=question.with_error,
     )
     points = operating_points(found, question.prices) if question.prices is not None else []
@@ -152,6 +166,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
             }
             for c in plan.candidates
         ],
+        "day": None if plan.day is None else asdict(plan.day),
         "operating_points": [asdict(p) for p in plan.points],
     }
 

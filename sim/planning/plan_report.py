@@ -10,6 +10,7 @@ from sim.planning.plan_text import (
     render_candidates,
     render_capacity,
     render_cost,
+    render_day,
     render_points,
     render_sizing,
 )
@@ -30,6 +31,8 @@ def render_plan(plan: Plan) -> str:
         lines += render_candidates(plan.candidates)
     if plan.sizing is not None:
         lines += ["", *render_sizing(plan.sizing)]
+    if plan.day is not None:
+        lines += ["", *render_day(plan.day)]
     if plan.bill is not None and plan.found is not None:
         replicas = 1 if plan.sizing is None else plan.sizing.recommended
         gpus = replicas * plan.found.scenario.gpu_count
@@ -41,7 +44,8 @@ def render_plan(plan: Plan) -> str:
         lines += ["", *render_points(plan.points, plan.question.prices.currency)]
     best = best_found(plan)
     if best is not None:
-        lines += ["", "to confirm on hardware: the objectives are met at 85 % of it and missed at 115 %"]
+        told = ": the objectives are met at 85 % of it and missed at 115 %"
+        lines += ["", f"to confirm on hardware{'' if best.traffic else told}"]
         lines += [f"  {command}" for command in confirming_commands(best)]
     for note in assumptions(plan):
         lines += wrap(f"{note.kind}: {note.subject}: {note.text}")
@@ -59,7 +63,7 @@ def confirming_commands(found: Capacity) -> list[str]:
     """The launch command, and a benchmark command on either side of the answer."""
     assert found.level is not None
     commands = [serve_line(found.scenario)]
-    if "custom" not in found.level.kind:
+    if not found.traffic:
         commands += [bench_line(found, share) for share in (0.85, 1.15)]
     return commands
 

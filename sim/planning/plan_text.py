@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sim.planning.capacity import Capacity, Promise, flips
+from sim.planning.daily import DayOfReplicas
 from sim.planning.hardware import Candidate, OperatingPoint
 from sim.planning.prices import Cost, cost_lines
 from sim.planning.resources import WORDS, Utilisation
@@ -74,9 +75,9 @@ def headroom_words(found: Capacity) -> str:
     assert found.level is not None
     spec, value = found.scenario.workload, found.level.value
     own = spec.request_rate if found.level.kind == "rate" else float(spec.max_concurrency or "inf")
-    if own == float("inf"):
+    if own == float("inf") or found.traffic:
         most = "" if not found.saturation else f"; nothing sustains more than about {found.saturation:.3g}"
-        return f"the scenario names no finite load of its own{most}"
+        return f"nothing is said of a present load to compare with{most}"
     text = f"headroom: the scenario's own {own:.3g} is {own / value:.0%} of it"
     if own > value:
         text = f"no headroom: the scenario's own {own:.3g} is {own / value:.0%} of it"
@@ -119,6 +120,22 @@ def render_sizing(sizing: Sizing) -> list[str]:
             f"  WARNING: within the intervals of seeds and model it is {sizing.optimistic} to {worst}", "    "
         )
     return [*lines, "  a router is assumed that splits the load evenly"]
+
+
+def render_day(day: DayOfReplicas) -> list[str]:
+    """Replicas by the hour, and what following the day saves."""
+    lines = ["replicas by the hour, one of them to spare:"]
+    for start in (0, 12):
+        hours = range(start, start + 12)
+        lines.append("  hour      " + "".join(f"{h:>6}" for h in hours))
+        lines.append("  requests/s" + "".join(f"{day.rates[h]:>6.3g}" for h in hours))
+        lines.append("  replicas  " + "".join(f"{day.by_hour[h]:>6}" for h in hours))
+    saved = 1.0 - day.replica_hours / day.constant_hours
+    lines.append(
+        f"  {day.replica_hours} replica hours a day; {day.constant_hours} with {day.constant} all day "
+        f"({saved:.0%} saved if replicas follow the hours)"
+    )
+    return lines
 
 
 def render_candidates(found: Sequence[Candidate]) -> list[str]:

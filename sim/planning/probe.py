@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from sim.errors import BadInput, EngineStuck
 from sim.metrics import latencies
-from sim.planning.outcome import Outcome, boil_down
+from sim.planning.cluster import Member, run_cluster
+from sim.planning.mix import Traffic
+from sim.planning.outcome import Outcome, boil_down, of_node
+from sim.planning.router import RoundRobin
 from sim.planning.slo import Slo, Slos
 from sim.planning.traffic import requests_at
 from sim.results import RequestRecords
@@ -38,7 +41,10 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class ProbeJob:
-    """A scenario at one load level under one seed; `part` of `parts` places windows of a trace."""
+    """A scenario at one load level under one seed; `part` of `parts` places windows of a trace.
+
+    With `traffic`, its sessions are sent at the workload's rate until about `num_prompts` requests went out.
+    """
 
     scenario: Scenario
     seed: int
@@ -47,6 +53,7 @@ class ProbeJob:
     step_time: StepTimeModel | None = None
     itl: bool = False
     skip: int = 0
+    traffic: Traffic | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,8 @@ def run_probe(job: ProbeJob) -> Probe:
     scenario = replace(
         job.scenario, seed=job.seed, workload=replace(job.scenario.workload, seed=job.seed, goodput=())
     )
+    if job.traffic is not None:
+        return _run_traffic(job, scenario, job.traffic)
     try:
         requests = requests_at(scenario.workload, job.seed, job.part, job.parts)
         result = simulate(scenario, step_time=job.step_time, requests=requests)
@@ -106,13 +115,38 @@ def run_probe(job: ProbeJob) -> Probe:
     return _counted(boil_down(scenario, result), records, job, closed=scenario.workload.closed_loop)
 
 
-def _counted(outcome: Outcome, records: RequestRecords, job: ProbeJob, *, closed: bool) -> Probe:
-    """Leave out the requests that met a filling engine: the first tenth, or the first wave."""
+def _run_traffic(job: ProbeJob, scenario: Scenario, traffic: Traffic) -> Probe:
+    """Sessions on one replica: turns are sent when the simulation gets to them, so they cannot be listed."""
+    spec = scenario.workload
+    try:
+        sessions = traffic.generate(job.seed, spec.request_rate, prompts=spec.num_prompts)
+        member = Member(scenario, step_time=job.step_time)
+        outcome = run_cluster([member], sessions, RoundRobin())
+    except (BadInput, EngineStuck) as error:
+        return Probe(Outcome(failure=str(error)))
+    node = outcome.nodes[0]
+    kept = of_node(scenario, outcome.records, node, outcome.duration)
+    # After the last arrival only the tails of conversations are left, under an ever lighter load.
+    until = sessions[-1].turns[0].arrival
+    return _counted(kept, outcome.records, job, closed=False, until=until)
+
+
+def _counted(
+    outcome: Outcome,
+    records: RequestRecords,
+    job: ProbeJob,
+    *,
+    closed: bool,
+    until: float = math.inf,
+) -> Probe:
+    """Leave out what met a filling engine (the first tenth, or the first wave), or came after `until`."""
     n = len(records)
     order = np.argsort(records.sent, kind="stable")
     skip = max(int(WARM_UP * n), min(job.skip, n // 2))
     keep = np.zeros(n, dtype=np.bool_)
     keep[order[skip:]] = True
+    if (keep & (records.scheduled <= until)).any():
+        keep &= records.scheduled <= until
     found = latencies(records)
     shift = 0.0 if closed else found.delay
     columns = {"ttft": found.ttft + shift, "tpot": found.tpot, "e2el": found.e2el + shift}

@@ -1,0 +1,218 @@
+"""The flags that carry the most load under objectives: successive halving, then full simulations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sim.build import ScenarioSource
+from sim.errors import BadInput, EngineStuck
+from sim.planning.capacity import Capacity, Effort, capacity
+from sim.planning.pool import Pool, run_here
+from sim.planning.search_space import Settings, draw_candidates
+from sim.planning.slo import Slos
+from sim.planning.vary import Dimension, build, plain, variant
+from sim.profile import Profile
+from sim.scenario import Scenario
+
+KEPT = 3  # one in so many goes on to the next round
+FINALISTS = 3
+ROUNDS = (8, 3)  # the first rounds simulate so many times fewer requests
+MATTERS = 0.03  # a flag whose best and worst value differ by less does not matter
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One combination at one effort.
+
+    Attributes:
+        settings: empty for the scenario as it stands.
+        score: load sustained per GPU [requests/s, or requests in flight]; 0 if none or if it cannot run.
+        failure: why it cannot run.
+    """
+
+    settings: Settings
+    score: float
+    found: Capacity | None = None
+    failure: str | None = None
+
+    @property
+    def label(self) -> str:
+        """`max-num-seqs=64, …`, or "as given"."""
+        return ", ".join(f"{plain(key)}={value}" for key, value in self.settings) or "as given"
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What one flag does around the best combination: score by value, the others held."""
+
+    name: str
+    scores: tuple[tuple[str, float], ...]
+
+    @property
+    def effect(self) -> float:
+        """Loss from the best value to the worst, as a share of the best."""
+        values = [score for _, score in self.scores]
+        return 1.0 - min(values) / max(values) if max(values) > 0 else 0.0
+
+    @property
+    def matters(self) -> bool:
+        """Whether the flag moves the answer by more than the search resolves."""
+        return self.effect > MATTERS
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The answer: the best, what it is compared with, and which flag matters.
+
+    Attributes:
+        best: at full effort.
+        given: the scenario as it stands, at full effort.
+        finalists: all at full effort, best first.
+        rounds: how many combinations each round looked at.
+        ranking: by effect, strongest first.
+        refused: combinations that cannot run, with the reason.
+    """
+
+    best: Trial
+    given: Trial
+    finalists: tuple[Trial, ...]
+    rounds: tuple[int, ...]
+    ranking: tuple[Sensitivity, ...]
+    refused: tuple[Trial, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    settings: Settings
+    scenario: Scenario
+    slos: Slos
+    kind: str
+    effort: Effort
+    profile: Profile | None
+    with_error: bool
+
+
+def search(
+    source: ScenarioSource,
+    space: Sequence[Dimension],
+    slos: Slos,
+    *,
+    kind: str = "rate",
+    effort: Effort | None = None,
+    candidates: int = 27,
+    pool: Pool = run_here,
+    profile: Profile | None = None,
+) -> SearchResult:
+    """Search.
+
+    Rounds of short simulations throw out two thirds each; the best of the last round and the scenario as it
+    stands are simulated in full. Then each flag is moved alone around the best, which gives the ranking;
+    a value that does better there replaces the best one.
+
+    Args:
+        candidates: combinations in the first round.
+
+    Raises:
+        BadInput: an unknown flag, a value that it does not take, or nothing that can run.
+    """
+    effort = effort or Effort()
+    base = source.build()
+    maker = _Maker(source, base, slos, kind, profile)
+    left: list[Settings] = draw_candidates(space, max(2, candidates), base.seed)
+    refused: dict[Settings, Trial] = {}
+    sizes = []
+    for divisor in ROUNDS:
+        sizes.append(len(left))
+        trials = maker.run(left, _smaller(effort, divisor), pool)
+        refused.update({t.settings: t for t in trials if t.failure is not None})
+        able = sorted((t for t in trials if t.failure is None), key=lambda t: -t.score)
+        if not able:
+            raise BadInput("--over", None, f"no combination can run: {next(iter(refused.values())).failure}")
+        left = [t.settings for t in able[: max(FINALISTS, math.ceil(len(able) / KEPT))]]
+        if len(left) <= FINALISTS:
+            break
+    left = left[:FINALISTS]
+    middle = _smaller(effort, ROUNDS[-1])
+    left[0], ranking = _around(maker, left[0], space, middle, pool)
+    finals = list(dict.fromkeys([(), *left]))
+    sizes.append(len(finals))
+    trials = maker.run(finals, effort, pool, with_error=True)
+    ordered = sorted(trials, key=lambda t: -t.score)
+    return SearchResult(
+        ordered[0],
+        next(t for t in trials if not t.settings),
+        tuple(ordered),
+        tuple(sizes),
+        tuple(ranking),
+        tuple(refused.values()),
+    )
+
+
+def _around(
+    maker: _Maker, best: Settings, space: Sequence[Dimension], effort: Effort, pool: Pool
+) -> tuple[Settings, list[Sensitivity]]:
+    """Every flag alone through its values around `best`; the best combination seen on the way."""
+    moved = {d.key: [_with(best, d.key, value) for value in d.values] for d in space}
+    everything = list(dict.fromkeys([best, *(s for many in moved.values() for s in many)]))
+    scores = {t.settings: t.score for t in maker.run(everything, effort, pool)}
+    ranking = [
+        Sensitivity(d.name, tuple((v, scores[s]) for v, s in zip(d.values, moved[d.key], strict=True)))
+        for d in space
+    ]
+    return max(scores, key=lambda s: scores[s]), sorted(ranking, key=lambda r: -r.effect)
+
+
+def _with(settings: Settings, key: str, value: str) -> Settings:
+    return tuple((k, value if k == key else v) for k, v in settings)
+
+
+def _smaller(effort: Effort, divisor: int) -> Effort:
+    return Effort(max(100, effort.prompts // divisor), 1)
+
+
+class _Maker:
+    """Turns settings into trials."""
+
+    def __init__(
+        self, source: ScenarioSource, base: Scenario, slos: Slos, kind: str, profile: Profile | None
+    ) -> None:
+        self._source = source
+        self._base = base
+        self._slos = slos
+        self._kind = kind
+        self._profile = profile
+
+    def run(
+        self, many: Sequence[Settings], effort: Effort, pool: Pool, *, with_error: bool = False
+    ) -> list[Trial]:
+        """A trial for each, in their order; what cannot be built is refused."""
+        jobs: list[_Job] = []
+        trials: dict[Settings, Trial] = {}
+        for settings in many:
+            changed = variant(self._source, settings)
+            try:
+                scenario, _ = build(changed, self._base, self._base.seed)
+            except BadInput as error:
+                trials[settings] = Trial(settings, 0.0, failure=str(error))
+                continue
+            jobs.append(_Job(settings, scenario, self._slos, self._kind, effort, self._profile, with_error))
+        trials.update({trial.settings: trial for trial in pool(_try, jobs)})
+        return [trials[settings] for settings in many]
+
+
+def _try(job: _Job) -> Trial:
+    try:
+        found = capacity(
+            job.scenario,
+            job.slos,
+            kind=job.kind,
+            effort=job.effort,
+            profile=job.profile,
+            with_error=job.with_error,
+        )
+    except (BadInput, EngineStuck) as error:
+        return Trial(job.settings, 0.0, failure=str(error))
+    value = 0.0 if found.level is None else found.level.value
+    return Trial(job.settings, value / job.scenario.gpu_count, found)

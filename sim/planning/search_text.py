@@ -1,0 +1,104 @@
+"""A search's answer as people read it, with the commands that start the best and confirm it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sim.planning.capacity import Capacity
+from sim.planning.plan_report import confirming_commands
+from sim.planning.plan_text import answer_words, binding_words, error_words
+from sim.planning.probe import at_level
+from sim.planning.search import SearchResult, Trial
+from sim.planning.text import wrap
+from sim.scenario_file import ObservedInput, ScenarioInput, workload_to_input
+
+
+def render_search(result: SearchResult, objectives: str) -> str:
+    """Best, given, finalists, ranking and commands."""
+    lines = [*wrap(f"objectives: {objectives}")]
+    rounds = ", ".join(str(n) for n in result.rounds)
+    lines.append(f"combinations per round: {rounds}; cannot run: {len(result.refused)}")
+    lines += _trial("best", result.best)
+    if result.best.settings:
+        lines += _trial("as given", result.given)
+        if result.given.score > 0:
+            lines.append(f"  the best carries {result.best.score / result.given.score - 1:+.1%} per GPU")
+    else:
+        lines.append("  nothing that was tried does better than the scenario as it stands")
+    lines += ["", "finalists, load per GPU:"]
+    for trial in result.finalists:
+        lines += wrap(f"  {trial.score:>10.4g}  {trial.label}", " " * 14)
+    lines += ["", "which flag matters (the others at the best), load per GPU by value:"]
+    for one in result.ranking:
+        scores = ", ".join(f"{value}: {score:.3g}" for value, score in one.scores)
+        verdict = f"{one.effect:.0%}" if one.matters else "does not matter"
+        lines += wrap(f"  {one.name:<28}{verdict:>16}  {scores}", " " * 6)
+    for trial in result.refused[:5]:
+        lines += wrap(f"refused: {trial.label}: {trial.failure}")
+    if result.best.found is not None and result.best.found.level is not None:
+        lines += ["", "to start it, and to confirm it at 85 % and 115 % of the load:"]
+        lines += [f"  {command}" for command in confirming_commands(result.best.found)]
+    return "\n".join(lines)
+
+
+def _trial(name: str, trial: Trial) -> list[str]:
+    head = wrap(f"{name}: {trial.label}", "    ")
+    if trial.failure is not None:
+        return [*head, *wrap(f"  cannot run: {trial.failure}", "    ")]
+    if trial.found is None or trial.found.level is None:
+        reason = "" if trial.found is None else f" ({trial.found.binding}: {trial.found.cause.text})"
+        return [*head, *wrap(f"  no load keeps the objectives{reason}", "    ")]
+    return [
+        *head,
+        *wrap(f"  {answer_words(trial.found)}, {trial.found.scenario.gpu_count} GPUs", "    "),
+        *wrap(f"  {error_words(trial.found)}", "    "),
+        *wrap(f"  binding: {binding_words(trial.found)}", "    "),
+    ]
+
+
+def confirming_scenario(found: Capacity, serve: str, share: float = 0.85) -> ScenarioInput:
+    """A scenario file that benches a found configuration at a share of its capacity."""
+    scenario, level = found.scenario, found.level
+    assert level is not None
+    kind = type(level)(level.kind, level.value * share)
+    loaded = at_level(scenario, kind, max(scenario.workload.num_prompts, 1000))
+    return ScenarioInput(
+        name=f"{scenario.name or 'best'} at {share:.0%}",
+        serve=serve,
+        workload=workload_to_input(loaded.workload),
+        gpu=scenario.gpu.name,
+        gpu_count=scenario.gpu_count,
+        engine_version=scenario.engine.asked_version or None,
+        observed=ObservedInput(
+            kv_cache_tokens=scenario.observed.kv_cache_tokens,
+            num_gpu_blocks=scenario.observed.num_gpu_blocks,
+        ),
+    )
+
+
+def search_to_dict(result: SearchResult) -> dict[str, Any]:
+    """The result, JSON-ready."""
+    return {
+        "best": _as_dict(result.best),
+        "given": _as_dict(result.given),
+        "finalists": [_as_dict(t) for t in result.finalists],
+        "rounds": list(result.rounds),
+        "ranking": [
+            {"name": r.name, "effect": r.effect, "matters": r.matters, "scores": dict(r.scores)}
+            for r in result.ranking
+        ],
+        "refused": [_as_dict(t) for t in result.refused],
+    }
+
+
+def _as_dict(trial: Trial) -> dict[str, Any]:
+    found = trial.found
+    return {
+        "settings": dict(trial.settings),
+        "score_per_gpu": trial.score,
+        "failure": trial.failure,
+        "value": None if found is None or found.level is None else found.level.value,
+        "low": None if found is None else found.low,
+        "high": None if found is None else found.high,
+        "binding": None if found is None else found.binding,
+    }

@@ -1,0 +1,125 @@
+"""Searching flags: what is tried, what wins, what matters."""
+
+import math
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import cli
+from sim.build import build_scenario, read_source
+from sim.errors import BadInput
+from sim.planning.capacity import Effort
+from sim.planning.search import Sensitivity, search
+from sim.planning.search_space import draw_candidates, parse_space
+from sim.planning.slo import parse_slos
+
+SERVE = "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 1024 --max-num-seqs 4"
+BENCH = (
+    "vllm bench serve --dataset-name random --random-input-len 128 --random-output-len 32 "
+    "--request-rate 10 --num-prompts 50"
+)
+
+
+def source():
+    return read_source(serve=SERVE, bench=BENCH, gpu="L4")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("max-num-seqs=16..256", ("16", "32", "64", "128", "256")),
+        ("max-num-seqs=10..100", ("10", "16", "32", "64", "100")),
+        ("tensor-parallel-size=1..3", ("1", "2", "3")),
+        ("gpu-memory-utilization=0.80..0.95", ("0.8", "0.83", "0.86", "0.89", "0.92", "0.95")),
+        ("scheduling-policy=fcfs,priority", ("fcfs", "priority")),
+    ],
+)
+def test_bounds_become_values(text, values):
+    assert parse_space([text])[0].values == values
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [[], ["max-num-seqs"], ["max-num-seqs=8..2"], ["a=1..x"], ["a=1,1"], ["a=1,"], ["a=1..2", "a=3..4"]],
+)
+def test_bad_bounds(texts):
+    with pytest.raises(BadInput, match="--over"):
+        parse_space(texts)
+
+
+def test_a_small_space_is_tried_in_full():
+    space = parse_space(["a=1,2,3", "b=x,y"])
+    assert len(draw_candidates(space, 10, 0)) == 6
+
+
+def test_a_large_space_is_sampled_evenly():
+    space = parse_space(["a=1..8", "b=1,2,3,4", "c=1,2,3,4"])
+    drawn = draw_candidates(space, 16, 0)
+    assert len(drawn) == len(set(drawn)) == 16
+    for i, dimension in enumerate(space):
+        counts = [sum(s[i][1] == v for s in drawn) for v in dimension.values]
+        assert min(counts) >= math.floor(16 / len(dimension.values)) - 1
+    assert draw_candidates(space, 16, 0) == drawn
+    assert draw_candidates(space, 16, 1) != drawn
+
+
+@pytest.fixture(scope="module")
+def result():
+    space = parse_space(["max-num-seqs=1,4,32", "block-size=16,32"])
+    slos = parse_slos(["p90 ttft <= 300ms"])
+    return search(source(), space, slos, effort=Effort(100, 1), candidates=6)
+
+
+def test_more_slots_win_and_matter(result):
+    assert dict(result.best.settings)["max-num-seqs"] == "32"
+    assert result.best.score > 1.2 * result.given.score
+    ranked = {r.name: r for r in result.ranking}
+    assert result.ranking[0].name == "max-num-seqs"
+    assert ranked["max-num-seqs"].matters
+    assert not ranked["block-size"].matters
+
+
+def test_the_scenario_as_it_stands_is_among_the_finalists(result):
+    assert result.given in result.finalists
+    assert result.given.settings == ()
+    scores = [t.score for t in result.finalists]
+    assert scores == sorted(scores, reverse=True)
+    assert result.best.found.model_low < result.best.score < result.best.found.model_high
+
+
+def test_load_is_counted_per_gpu():
+    space = parse_space(["tensor-parallel-size=1,2"])
+    found = search(source(), space, parse_slos(["p90 ttft <= 300ms"]), effort=Effort(100, 1))
+    two = next(t for t in found.finalists if dict(t.settings).get("tensor-parallel-size") == "2")
+    assert two.score == pytest.approx(two.found.level.value / 2)
+
+
+def test_what_cannot_run_is_left_out_with_its_reason():
+    space = parse_space(["tensor-parallel-size=1,3"])  # 3 does not divide 14 heads
+    found = search(source(), space, parse_slos(["p90 ttft <= 300ms"]), effort=Effort(100, 1))
+    assert [dict(t.settings)["tensor-parallel-size"] for t in found.refused] == ["3"]
+    assert found.refused[0].failure
+    with pytest.raises(BadInput, match="no combination can run"):
+        search(source(), parse_space(["tensor-parallel-size=3,5"]), parse_slos(["p90 ttft <= 1s"]))
+
+
+def test_effect_is_the_loss_from_best_to_worst():
+    assert Sensitivity("x", (("1", 10.0), ("2", 8.0))).effect == pytest.approx(0.2)
+    assert not Sensitivity("x", (("1", 10.0), ("2", 9.9))).matters
+    assert Sensitivity("x", (("1", 0.0), ("2", 0.0))).effect == 0.0
+
+
+def test_command_gives_commands_and_a_scenario(tmp_path):
+    saved, answer = tmp_path / "best.yaml", tmp_path / "best.json"
+    args = ["search", "--serve", SERVE, "--bench", BENCH, "--gpu", "L4", "--over", "max-num-seqs=4,32"]
+    args += ["--slo", "p90 ttft <= 300ms", "--prompts", "100", "--seeds", "1", "--jobs", "1"]
+    done = CliRunner().invoke(cli.servecast, [*args, "--save", str(saved), "--json", str(answer)])
+    assert done.exit_code == 0, done.output
+    assert "--max-num-seqs 32" in done.output
+    assert "servecast bench" in done.output
+    rebuilt = build_scenario(file=saved)
+    assert rebuilt.engine["max_num_seqs"] == 32
+    assert rebuilt.workload.request_rate > 0
+    assert yaml.safe_load(saved.read_text(encoding="utf-8"))["gpu"]
+    assert '"ranking"' in answer.read_text(encoding="utf-8")
