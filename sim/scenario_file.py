@@ -292,5 +292,8 @@ def _unknown_key(location: tuple[int | str, ...]) -> str:
     }
     parent = str(location[-2]) if len(location) > 1 else ""
     known = list(models.get(parent, ScenarioInput).model_fields)
-    near = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    name = str(location[-1]).replace("-", "_")
+    if not parent and name in ObservedInput.model_fields:
+        return f"belongs under observed, as in `observed: {{{name}: 194896}}`"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"unknown key; the nearest is {near[0]}" if near else f"unknown key; known are {', '.join(known)}"
