@@ -563,4 +563,5 @@ def test_a_resolved_flag_that_differs_is_a_second_dimension():
 
     runs = (_of_result(predicted(2.0, 0.92), "a"), _of_result(predicted(4.0, 0.8), "b"))
     (found,) = [f for f in audit(runs) if f.question == "dimensions"]
-    assert found.level == "stop" and "gpu_memory_utilization 0.92 to 0.8" in found.evidence
+    assert found.level == "stop"
+    assert "gpu_memory_utilization 0.92 to 0.8" in found.evidence
