@@ -39,6 +39,13 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+def _quoted_version(value: object) -> object:
+    """YAML reads 0.30 as the number 0.3, so that the version meant is lost: only text is taken."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError('is a number to YAML, which drops closing zeros; quote it, as in "0.28.0"')
+    return value
+
+
 class EngineInput(_Strict):
     """`engine:`: what a launch command would say."""
 
@@ -52,7 +59,7 @@ class EngineInput(_Strict):
     @field_validator("version", mode="before")
     @classmethod
     def _version_text(cls, value: object) -> object:
-        return str(value) if isinstance(value, float) else value
+        return _quoted_version(value)
 
     @field_validator("env", mode="before")
     @classmethod
@@ -155,7 +162,7 @@ class ScenarioInput(_Strict):
     @field_validator("engine_version", mode="before")
     @classmethod
     def _version_text(cls, value: object) -> object:
-        return str(value) if isinstance(value, float) else value
+        return _quoted_version(value)
 
     @model_validator(mode="after")
     def _one_engine(self) -> ScenarioInput:

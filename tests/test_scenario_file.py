@@ -416,3 +416,19 @@ def test_a_workload_survives_its_mapping(spec: WorkloadSpec) -> None:
     content = parse_scenario_mapping({"workload": yaml.safe_load(text)}, "test")
     assert content.workload is not None
     assert workload_from_input(content.workload, WorkloadSpec()) == spec
+
+
+@pytest.mark.parametrize(
+    "text", ["engine_version: 0.30", "engine: {name: vllm, version: 0.30}", "engine_version: 1"]
+)
+def test_an_unquoted_version_is_refused_rather_than_shortened(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "v.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"version.*quote it"):
+        read_scenario_file(path)
+
+
+def test_a_quoted_version_keeps_its_closing_zero(tmp_path: Path) -> None:
+    path = tmp_path / "v.yaml"
+    path.write_text('engine_version: "0.30"')
+    assert read_scenario_file(path).engine_version == "0.30"
