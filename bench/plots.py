@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.plots import METRIC_COLOURS, draw_cdfs, draw_timeline, new_figure, save, title
+from sim.plots import METRIC_COLOURS, draw_timeline, new_figure, result_cdfs, save, title
 from sim.results import BenchResult, RequestRecords
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def plot_run(result: BenchResult, path: Path) -> None:
     _latencies_over_time(axes[0], result.records)
     _throughput(axes[1], result.records)
     draw_timeline(axes[2], result)
-    draw_cdfs(axes[3], [(result.origin, result.records)])
-    figure.suptitle(f"{title(result)}: {result.verdict.status}", fontsize=10)
+    result_cdfs(axes[3], result)
+    figure.suptitle(title(result), fontsize=10)
     save(figure, path)
 
 

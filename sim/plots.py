@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,9 @@ import numpy as np
 
 from sim.compare import Comparison, samples
 from sim.compare import figure as figure_of
+from sim.comparison.identity import load_of
 from sim.errors import BadInput
+from sim.report import SEES_SCHEDULE
 from sim.results import BenchResult, Floats, RequestRecords
 from sim.sidebyside import Curve
 
@@ -98,16 +100,51 @@ def plot_result(result: BenchResult, path: Path) -> None:
     figure, axes = new_figure(3, 1, 9.0, 10.0)
     draw_ttft_parts(axes[0], result)
     draw_timeline(axes[1], result)
-    draw_cdfs(axes[2], [(result.origin, result.records)])
+    result_cdfs(axes[2], result)
     figure.suptitle(title(result), fontsize=10)
     save(figure, path)
 
 
 def title(result: BenchResult) -> str:
-    """One line that says what was run."""
+    """What was run, on a second line under which load, and what is wrong with it."""
     identity = result.identity
-    parts = [identity.get(key) for key in ("engine", "engine_version", "model", "gpu")]
-    return f"{result.origin}: " + " · ".join(str(part) for part in parts if part)
+    parts = [identity.get(key) for key in ("engine", "engine_version", "model")]
+    gpus = identity.get("gpu_count")
+    many = f"{gpus} x " if isinstance(gpus, int) and gpus > 1 else ""
+    parts.append(f"{many}{identity['gpu']}" if identity.get("gpu") else None)
+    first = f"{result.origin}: " + " · ".join(str(part) for part in parts if part)
+    second = " · ".join((*_load(identity), *_caution(result)))
+    return f"{first}\n{second}" if second else first
+
+
+def _load(identity: Mapping[str, Any]) -> Iterator[str]:
+    rate, cap = load_of(identity)
+    if rate is not None and np.isfinite(rate):
+        yield f"{rate:g} requests/s"
+    elif rate is not None and cap is None:
+        yield "all requests at once"
+    if cap is not None:
+        yield f"concurrency {cap}"
+
+
+def _caution(result: BenchResult) -> Iterator[str]:
+    if result.verdict.status != "VALID":
+        yield result.verdict.status
+    if is_saturated(result):
+        yield "saturated"
+
+
+def is_saturated(result: BenchResult) -> bool:
+    """Whether more was offered than the server completes, so that TTFT and E2E measure the test's length."""
+    regime = result.extra.get("regime")
+    return isinstance(regime, Mapping) and regime.get("state") == "saturated"
+
+
+def result_cdfs(axes: Axes, result: BenchResult) -> None:
+    """One run's distributions; above capacity TTFT and E2E are marked as the test's own."""
+    if result.records is None:
+        return
+    draw_cdfs(axes, [(result.origin, result.records)], grows=is_saturated(result))
 
 
 def draw_ttft_parts(axes: Axes, result: BenchResult) -> None:
@@ -158,8 +195,14 @@ def draw_timeline(axes: Axes, result: BenchResult) -> None:
     axes.legend(lines, [str(line.get_label()) for line in lines], frameon=False, fontsize=8)
 
 
-def draw_cdfs(axes: Axes, runs: Sequence[tuple[str, RequestRecords]], log: bool = True) -> None:
-    """Cumulative distributions of TTFT, TPOT, ITL and E2E; one line style per run."""
+def draw_cdfs(
+    axes: Axes, runs: Sequence[tuple[str, RequestRecords]], log: bool = True, *, grows: bool = False
+) -> None:
+    """Cumulative distributions of TTFT, TPOT, ITL and E2E; one line style per run.
+
+    Args:
+        grows: the load was above capacity: say at TTFT and E2E that they grow with the test.
+    """
     for (name, records), style in zip(runs, ("-", "--", ":", "-."), strict=False):
         for metric, colour in METRIC_COLOURS.items():
             values = np.sort(samples(records, metric)) * 1e3
@@ -168,6 +211,7 @@ def draw_cdfs(axes: Axes, runs: Sequence[tuple[str, RequestRecords]], log: bool 
                 continue
             keep = np.unique(np.linspace(0, len(values) - 1, min(len(values), 2000)).astype(int))
             label = f"{metric.upper()} {name}" if len(runs) > 1 else metric.upper()
+            label += ", above capacity: grows with the test" if grows and metric in SEES_SCHEDULE else ""
             axes.plot(values[keep], (keep + 1) / len(values), style, color=colour, label=label)
     if log:
         axes.set_xscale("log")
@@ -239,7 +283,7 @@ def plot_demo(comparisons: Sequence[Comparison], path: Path) -> None:
     busiest = comparisons[-1].predicted
     draw_ttft_parts(axes[0][1], busiest)
     if busiest.records is not None:
-        draw_cdfs(axes[1][1], [("predicted", busiest.records)])
+        result_cdfs(axes[1][1], busiest)
         draw_measured_marks(axes[1][1], comparisons[-1].measured)
     draw_timeline(axes[1][0], busiest)
     figure.suptitle(title(busiest), fontsize=10)

@@ -269,13 +269,28 @@ def _ttft(result: BenchResult, paint: Paint) -> list[str]:
     total = sum(known.values())
     if total <= 0:
         return []
-    return [
-        paint("title", _rule("Where Mean TTFT Goes")),
-        *(
-            _line(f"{TTFT_PARTS.get(name, name)} (ms)", value, f"{value / total:6.1%} {_bar(value / total)}")
-            for name, value in known.items()
-        ),
-    ]
+    lines = [paint("title", _rule("Where Mean TTFT Goes"))]
+    # Above capacity the parts in ms measure the length of the test, as TTFT does.
+    saturated = _saturated(result)
+    for name, value in known.items():
+        share = f"{value / total:6.1%} {_bar(value / total)}"
+        label = _part(name, result)
+        lines.append(
+            _line(f"{label} (%)", 100 * value / total, _bar(value / total))
+            if saturated
+            else _line(f"{label} (ms)", value, share)
+        )
+    if saturated:
+        text = "Shares of this test alone: above capacity the queue's part grows with its length."
+        lines.append(paint("faint", text))
+    return lines
+
+
+def _part(name: str, result: BenchResult) -> str:
+    """A part's label; a simulated queue starts on arrival, with the running step's end in it."""
+    if name == "queue" and result.origin == "predicted":
+        return "Queue, running step's end included"
+    return TTFT_PARTS.get(name, name)
 
 
 def _server(result: BenchResult, paint: Paint) -> list[str]:

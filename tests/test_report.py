@@ -131,8 +131,17 @@ def test_the_parts_of_ttft_add_up():
     assert "Client wait" not in looped  # by design, and no part of TTFT
     assert "closed loop: 1.5 requests/s at this concurrency" in looped
     from_records = render(result())
-    assert "Queue (ms):                              50.00" in from_records
+    assert "Queue, running step's end included (ms): 50.00" in from_records
+    assert "Queue (ms):                              50.00" in render(result(origin="measured"))
     assert "Prefill (ms):                            150.00" in from_records
+
+
+def test_past_saturation_the_parts_of_ttft_are_shares_only():
+    text = render(saturated())
+    assert line(text, "Queue, running step's end included (%)").split(": ")[1].split()[0] == "14.29"
+    assert line(text, "Prefill (%)").split()[2] == "42.86"
+    assert "(ms)" not in text[text.index("Where Mean TTFT Goes") : text.index("KV Cache")]
+    assert "Shares of this test alone" in text
 
 
 def test_what_users_wait_for_is_shown_where_the_client_holds_back():
