@@ -33,6 +33,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Predict several replicas behind a router, mixed or split in two.",
     ),
     "calibrate": ("calibration.cli:calibrate", "Measure what a profile needs, fit it, and check the fit."),
+    "validate": ("calibration.cli:validate", "Hold fits and predictions to published measurements."),
     "bench": ("bench.cli:bench", "Run the scenario on the real engine and judge the result."),
     "doctor": ("bench.cli:doctor", "Check this host before a bench run."),
 }

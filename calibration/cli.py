@@ -1,4 +1,4 @@
-"""`servecast calibrate`: from measured minutes to a profile that predicts with error bars."""
+"""`servecast calibrate` and `validate`: from measured minutes to a profile, and how right fits are."""
 
 from __future__ import annotations
 
@@ -82,6 +82,31 @@ def calibrate(
     if not out.absolute().parent.is_dir():
         raise BadInput("--out", str(out), "its folder does not exist")
     measure_and_fit(inputs, out, profile, seconds("--budget", budget), result_dir, resume, force, given)
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder with one subfolder per published data set.",
+)
+@click.option("--only", multiple=True, metavar="NAME", help="Only this subfolder; repeatable.")
+@click.option("--jobs", type=click.IntRange(1, 64), default=2, show_default=True, help="Data sets at a time.")
+def validate(data: Path, only: tuple[str, ...], jobs: int) -> None:
+    """Fit on parts of published measurements, predict the rest, and hold every error to its bound.
+
+    Exits with status 1 if a bound is missed. Subfolders that are not known are named and skipped.
+    """
+    from calibration.validate.run import validate_folder
+    from calibration.validate.table import passed, render
+
+    found = validate_folder(data, jobs, only)
+    outcomes = list(found.outcomes.values())
+    click.echo(render(outcomes))
+    if found.skipped:
+        click.echo(f"skipped, not known here: {', '.join(found.skipped)}")
+    sys.exit(0 if passed(outcomes) else 1)
 
 
 def fit_measured(

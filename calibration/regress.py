@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import lsq_linear
 
 from calibration.align import Rows
+from calibration.descent import bounded_step
 from calibration.parameters import Space
 from sim.steptime.arrays import ShapeArrays, device_seconds, heating
 from sim.steptime.efficiencies import Efficiencies
@@ -128,13 +128,8 @@ def _descend(
             ],
             axis=1,
         )
-        curvature = jacobian.T @ jacobian
-        gradient = jacobian.T @ misses
         for _ in range(5):
-            root = np.linalg.cholesky(curvature + damping * np.diag(np.diag(curvature)))
-            aim = -np.linalg.solve(root, gradient)
-            inside = (np.minimum(low - vector, -1e-15), np.maximum(high - vector, 1e-15))
-            move = lsq_linear(root.T, aim, bounds=inside, method="bvls").x
+            move = bounded_step(jacobian, misses, (low - vector, high - vector), damping)
             trial = np.clip(vector + move, low, high)
             found = objective(trial)
             if found @ found < misses @ misses:
