@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import fields
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -11,12 +14,16 @@ from sim.commands import serve as serve_commands
 from sim.errors import BadInput
 from sim.explain.changes import candidates
 from sim.explain.knowledge import client_knobs, concepts, knobs, log_phrases, metrics, movers
-from sim.explain.lookup import ENGINES, find, nearest
+from sim.explain.lookup import ENGINES, find, nearest, plain
 from sim.explain.numbers import numbers
 from sim.explain.numbers import render as render_numbers
 from sim.explain.page import WIDTH, default_version, engine_of, render
+from sim.report import TTFT_PARTS
+from sim.report import render as render_report
+from sim.results import ServerSeries
 from tests.explain_scenarios import SGLANG_128, VLLM_128, options, reference_source
 from tests.metric_names import SGLANG, VLLM
+from tests.test_report import result as report_result
 
 
 def page(name: str, engine=None, version=None) -> str:
@@ -55,6 +62,56 @@ def test_every_flag_of_an_engine_has_a_page_and_every_modelled_one_a_knob(engine
         elif flag.role == "not-modelled":
             assert " ".join(flag.effect.split())[:30] in " ".join(text.split())
     assert set(knobs(engine)) == {f.name for f in serve_commands.table(engine).flags if f.role == "modelled"}
+
+
+@pytest.fixture(scope="module")
+def own_report():
+    """A report of ours in which every section shows."""
+    full = report_result(
+        server={
+            "kv_cache_tokens": 1000,
+            "num_preemptions": 3,
+            "prefix_cache_queries": 9,
+            "prefix_cache_hits": 3,
+        },
+        extra={
+            "device_time": dict.fromkeys(("compute", "bandwidth", "overhead", "host", "idle"), 1.0),
+            "waiting_time": dict.fromkeys(("budget", "slots", "kv"), 1.0),
+            "ttft_parts_ms": dict.fromkeys(TTFT_PARTS, 5.0),
+        },
+        series=ServerSeries(*(np.arange(4.0) / 4 for _ in fields(ServerSeries))),
+        wait=1.0,
+    )
+    return render_report(full)
+
+
+def test_every_line_and_section_of_our_own_report_is_found(own_report):
+    titles = [line.strip("-") for line in own_report.splitlines() if line.startswith("--")]
+    labels = [line.split(":")[0] for line in own_report.splitlines() if re.match(r"[A-Za-z][^:.]*: ", line)]
+    assert {"What Bound the Device", "What Requests Waited for", "Where Mean TTFT Goes"} <= set(titles)
+    assert {"budget (% of the time)", "Front end (ms)", "Peak KV use (%)"} <= set(labels)
+    for name in {*titles, *labels} - {"Notes", "predicted"}:
+        found = find(name)
+        # One label is also, word for word, a phrase of vLLM's log.
+        assert found.concept is not None or (found.log is not None and plain(found.name) == plain(name)), name
+
+
+@pytest.mark.parametrize(
+    ("name", "concept"),
+    [
+        ("budget", "waited_for"),
+        ("knee", "knee"),
+        ("saturated", "saturation"),
+        ("What Requests Waited for", "waited_for"),
+        ("What Bound the Device", "device_bound"),
+        ("KV use", "kv_usage"),
+        ("KV cache", "kv_capacity"),
+        ("Waiting over time", "waiting"),
+        ("SUSPECT", "verdict"),
+    ],
+)
+def test_words_of_our_own_report_mean_what_it_means(name, concept):
+    assert find(name).name == concept
 
 
 def test_flags_of_the_clients_have_pages():

@@ -1,8 +1,8 @@
 """What is known of every metric, flag and log line, as data files beside this module.
 
-`concepts.yaml` and `outside.yaml` say what is measured, `<engine>-metrics.yaml` under which names and clocks,
-`<engine>-flags.yaml` and `client-flags.yaml` what moves it. Which flags move a metric is not written down
-twice: it is read from the flags.
+`concepts.yaml`, `report.yaml` and `outside.yaml` say what is measured, `<engine>-metrics.yaml` under which
+names and clocks, `<engine>-flags.yaml` and `client-flags.yaml` what moves it. Which flags move a metric is
+not written down twice: it is read from the flags.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _FlagFile(_Strict):
 def concepts() -> Mapping[str, Concept]:
     """Every concept by key, those outside the engine last."""
     found: dict[str, Concept] = {}
-    for name in ("concepts.yaml", "outside.yaml"):
+    for name in ("concepts.yaml", "report.yaml", "outside.yaml"):
         found.update({key: Concept.model_validate(value) for key, value in _load(name).items()})
     return found
 
