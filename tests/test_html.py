@@ -11,11 +11,12 @@ from sim.planning.capacity import Effort
 from sim.planning.jobs import run_serially
 from sim.planning.plan import Question, make_plan
 from sim.planning.prices import Prices
-from sim.planning.report_html import plan_page, whatif_page
+from sim.planning.report_html import plan_page
 from sim.planning.slo import parse_slos
 from sim.planning.svg import Band, Chart, Mark, Series, draw, nice_ticks, short
 from sim.planning.vary import parse_vary
 from sim.planning.whatif import what_if
+from sim.planning.whatif_html import whatif_page
 
 SERVE = "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 1024 --max-num-seqs 8"
 BENCH = (

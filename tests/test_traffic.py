@@ -46,16 +46,20 @@ def test_a_trace_is_stretched_to_the_wanted_rate(trace):
     assert requests_at(spec(trace, rate=8.0), seed=3) == requests
 
 
-def test_a_window_keeps_the_order_and_the_pairs_of_lengths(trace):
-    requests = requests_at(spec(trace), seed=1)
+def test_blocks_of_neighbours_come_from_all_parts_of_a_trace(trace):
+    requests = requests_at(spec(trace, n=100), seed=1)
     rows = [r.prompt_len - 100 for r in requests]
-    assert all((b - a) % 200 == 1 for a, b in pairwise(rows))
+    steps = [(b - a) % 200 for a, b in pairwise(rows)]
+    assert steps.count(1) == 98  # two blocks of 50, half of the trace apart
+    assert (rows[50] - rows[0]) % 200 == 100
     assert all(r.max_tokens == 10 + row % 7 for r, row in zip(requests, rows, strict=True))
 
 
-def test_replications_are_spread_over_the_trace(trace):
-    starts = [requests_at(spec(trace), seed=1, part=p, parts=4)[0].prompt_len for p in range(4)]
-    assert sorted((s - starts[0]) % 200 for s in starts) == [0, 50, 100, 150]
+def test_replications_lie_in_each_others_gaps(trace):
+    both = [requests_at(spec(trace, n=100), seed=1, part=p, parts=2) for p in range(2)]
+    rows = [{r.prompt_len for r in requests} for requests in both]
+    assert not rows[0] & rows[1]
+    assert len(rows[0] | rows[1]) == 200
 
 
 def test_a_trace_is_sent_once_at_most(trace):
@@ -81,12 +85,14 @@ def test_shared_prefixes_of_a_trace_survive(tmp_path):
     path.write_text(
         "".join(
             f'{{"timestamp": {i}, "input_length": 1000, "output_length": 5, "hash_ids": [7, {i + 10}]}}\n'
-            for i in range(5)
+            for i in range(300)
         ),
         encoding="utf-8",
     )
-    requests = requests_at(spec(FileDataset("mooncake", str(path)), n=5), seed=0)
+    requests = requests_at(spec(FileDataset("mooncake", str(path)), n=100), seed=0)
     assert {r.prompt[0] for r in requests} == {(7, 512)}
+    own = [r.prompt[1][0] for r in requests]
+    assert all((b - a) % 300 == 1 for a, b in pairwise(own))  # one window, so that reuse survives
 
 
 # Days.

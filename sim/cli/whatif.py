@@ -120,7 +120,7 @@ def whatif(
         plot_whatif(answer, plot)
         click.echo(f"picture: {plot}", err=True)
     if html_to is not None:
-        from sim.planning.report_html import whatif_page
+        from sim.planning.whatif_html import whatif_page
         from sim.sidebyside import label
 
         write_text(html_to, whatif_page(answer, label(source.build())), "--html")

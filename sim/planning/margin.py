@@ -54,16 +54,22 @@ class ScaledStepTime:
 
 @dataclass(frozen=True, slots=True)
 class ModelError:
-    """By what share step times may be off either way, and where that comes from."""
+    """By what share step times may be off either way, and where that comes from.
+
+    `drawn`: other step times are drawn from a profile rather than scaled by `share`.
+    """
 
     share: float
     source: str
+    drawn: bool = False
 
 
 def model_error(scenario: Scenario, profile: Profile | None = None) -> ModelError:
     """What to allow for: 2 % with a profile, 5 % where the default efficiencies are measured, else 25 %."""
     if profile is not None:
-        return ModelError(CALIBRATED, f"profile {profile.source}: {DRAWS} draws of its coefficients")
+        return ModelError(
+            CALIBRATED, f"profile {profile.source}: {DRAWS} draws of its coefficients", drawn=True
+        )
     defaults = default_efficiencies(scenario.gpu)
     if defaults.notes():
         return ModelError(ASSUMED, f"efficiencies of {defaults.family} are assumed, not measured")

@@ -15,6 +15,7 @@ from sim.planning.plan_text import (
     render_sizing,
 )
 from sim.planning.text import wrap
+from sim.planning.traffic import is_trace, native_rate
 from sim.provenance import Note
 from sim.scenario import Scenario
 from sim.sidebyside import label
@@ -91,6 +92,10 @@ def bench_line(found: Capacity, share: float) -> str:
         level = max(1, round(value))
         return f"servecast bench {name}.yaml --set max-concurrency={level} --set num-prompts={6 * level}"
     prompts = max(1000, round(120 * value))
+    spec = found.scenario.workload
+    if is_trace(spec) and spec.use_trace_arrivals:
+        scale = value / native_rate(spec)
+        return f"servecast bench {name}.yaml  # workload: {{rate_scale: {scale:.3g}, num_prompts: {prompts}}}"
     return f"servecast bench {name}.yaml --set request-rate={value:.3g} --set num-prompts={prompts}"
 
 

@@ -48,6 +48,8 @@ def error_words(found: Capacity) -> str:
         return f"the model's own error is not in this interval ({source})"
     low, high = found.model_low or 0.0, found.model_high or 0.0
     text = f"with step times {found.error.share:.0%} longer {low:.3g}, shorter {high:.3g} ({source})"
+    if found.error.drawn:
+        text = f"with other step times that the evidence allows {low:.3g} to {high:.3g} ({source})"
     if found.level is not None and found.level.value > 0 and (high - low) / found.level.value > 0.2:
         text += (
             "; WARNING: the answer turns with the model's error: calibrate on this GPU before relying on it"

@@ -1,20 +1,15 @@
-"""Plans and what-ifs as one self-contained page: question, answer, pictures, evidence, assumptions."""
+"""A plan as one self-contained page: question, answer, pictures, evidence, assumptions, commands."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib import resources
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
 from sim.planning.capacity import Capacity
 from sim.planning.hardware import OperatingPoint
-from sim.planning.mechanism import explain
+from sim.planning.page import Page, Table, footer, render_page, sentence
 from sim.planning.plan import Plan
-from sim.planning.plan_report import assumptions, best_found, confirming_commands, serve_line
+from sim.planning.plan_report import assumptions, best_found, confirming_commands
 from sim.planning.plan_text import (
     answer_words,
     binding_words,
@@ -23,55 +18,10 @@ from sim.planning.plan_text import (
     use_words,
 )
 from sim.planning.prices import Cost
-from sim.planning.svg import Band, Chart, Drawn, Mark, Series, draw
+from sim.planning.svg import Band, Chart, Mark, Series, draw
 from sim.planning.text import milliseconds
-from sim.planning.whatif import METRICS, MODEL_ERROR, Point, Row, WhatIf, steps_of
-from sim.planning.whatif_text import COLUMNS
 from sim.provenance import Note
 from sim.sidebyside import label
-
-if TYPE_CHECKING:
-    from jinja2 import Template
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of texts under a title."""
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """What the template shows, in this order."""
-
-    title: str
-    question: tuple[str, ...]
-    headline: str
-    answer: tuple[str, ...]
-    charts: tuple[Drawn, ...]
-    tables: tuple[Table, ...]
-    assumptions: tuple[str, ...]
-    commands: tuple[str, ...] = ()
-    explanations: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    details: tuple[Table, ...] = ()
-    footer: str = ""
-
-
-@cache
-def _template() -> Template:
-    from jinja2 import Environment, StrictUndefined
-
-    text = resources.files("sim.planning").joinpath("page.html.j2").read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return environment.from_string(text)
-
-
-def render_page(page: Page) -> str:
-    """The page as HTML; every text is escaped."""
-    return _template().render(page=page) + "\n"
 
 
 def plan_page(plan: Plan) -> str:
@@ -98,44 +48,7 @@ def plan_page(plan: Plan) -> str:
             details=tuple(_level_tables(plan)),
             assumptions=_assumed(assumptions(plan), found),
             commands=() if best is None else tuple(confirming_commands(best)),
-            footer=_footer(f"{plan.question.effort.replications} seeds per level from {scenario.seed}"),
-        )
-    )
-
-
-def whatif_page(answer: WhatIf, title: str) -> str:
-    """A what-if as a page."""
-    varied = [row.dimension.name for row in answer.rows if row.dimension is not None]
-    asked = "What happens if " + (" or ".join(varied) if varied else "all of these together") + " changes?"
-    held = ", ".join(f"{key} {value}" for key, value in answer.held)
-    why = tuple(
-        (
-            f"{before.variant.label} to {after.variant.label}",
-            tuple(_sentence(s) for s in explain(before, after)),
-        )
-        for row in answer.rows
-        if row.dimension is not None
-        for before, after in steps_of(row)
-    )
-    first = next((p for row in answer.rows for p in row.points if p.failure is None), None)
-    return render_page(
-        Page(
-            title=f"What if: {title}",
-            question=(
-                asked,
-                f"As it stands: {held}; one setting at a time." if varied else f"As it stands: {held}.",
-            ),
-            headline=_whatif_headline(answer),
-            answer=(_seeds(answer),),
-            charts=tuple(draw(c) for row in answer.rows for c in _whatif_charts(row)),
-            tables=tuple(_whatif_table(row) for row in answer.rows),
-            explanations=why,
-            assumptions=(
-                *(_sentence(f"{n.kind}: {n.subject}: {n.text}") for n in answer.notes),
-                "Simulated, not measured; each replica as its engine schedules, step by step.",
-            ),
-            commands=() if first is None else (serve_line(first.scenario),),
-            footer=_footer(f"seeds {', '.join(map(str, answer.seeds))}"),
+            footer=footer(f"{plan.question.effort.replications} seeds per level from {scenario.seed}"),
         )
     )
 
@@ -161,10 +74,10 @@ def _answer(plan: Plan, best: Capacity | None) -> tuple[str, list[str]]:
         lines.append(
             f"Not beaten in cost and margin: {names}." if names else "Capacity of the strongest candidate."
         )
-    lines += [f"Binding: {binding_words(best)}.", _sentence(error_words(best))]
+    lines += [f"Binding: {binding_words(best)}.", sentence(error_words(best))]
     if best.use is not None:
         lines.append(f"In use there: {use_words(best.use)}.")
-    lines.append(_sentence(headroom_words(best)))
+    lines.append(sentence(headroom_words(best)))
     if plan.sizing is not None:
         s = plan.sizing
         lines.append(
@@ -322,83 +235,10 @@ def _points_table(points: Sequence[OperatingPoint], currency: str) -> Table:
     return Table("Ways to run; * is not beaten in both cost and margin", head, rows)
 
 
-def _whatif_headline(answer: WhatIf) -> str:
-    told = []
-    for row in answer.rows:
-        points = [p for p in row.points if p.failure is None and p.estimate("output_throughput") is not None]
-        if not points:
-            continue
-        best = max(points, key=_throughput)
-        told.append(f"most throughput at {best.variant.label}: {_throughput(best):,.0f} output tokens/s")
-    text = "; ".join(told)
-    return _sentence(text) if text else "No point could run."
-
-
-def _throughput(point: Point) -> float:
-    value = point.estimate("output_throughput")
-    return 0.0 if value is None else value.mean
-
-
-def _seeds(answer: WhatIf) -> str:
-    if not answer.random:
-        return "Nothing in this load is random: one run says all, and only the model can be wrong."
-    return (
-        f"The same requests at every point, {len(answer.seeds)} seeds; ± is the 95 % interval over seeds; "
-        f"changes below {MODEL_ERROR:.0%} are within a calibrated model's error."
-    )
-
-
-def _whatif_charts(row: Row) -> list[Chart]:
-    names = tuple(
-        p.variant.settings[0][1] if row.dimension is not None else str(i + 1)
-        for i, p in enumerate(row.points)
-    )
-    axis = "grid point" if row.dimension is None else row.dimension.name
-    charts = []
-    for key, title in METRICS:
-        marks = []
-        for i, point in enumerate(row.points):
-            value = point.estimate(key)
-            if point.failure is None and value is not None:
-                half = "" if not value.half else f" ± {value.half:,.3g}"
-                tip = f"{point.variant.label}\n{title} {value.mean:,.4g}{half}"
-                marks.append(Mark(float(i), value.mean, tip, value.low, value.high))
-        unit = "ms" if key.endswith("_ms") else "per second"
-        charts.append(Chart(title, axis, unit, (Series(title, tuple(marks)),), names=names))
-    return charts
-
-
-def _whatif_table(row: Row) -> Table:
-    rows = []
-    for point in row.points:
-        cells = [point.variant.label]
-        for key, _, _, digits in COLUMNS:
-            value = point.estimate(key) if point.failure is None else None
-            half = "" if value is None or not value.half else f" ± {value.half:,.{digits}f}"
-            cells.append("unknown" if value is None else f"{value.mean:,.{digits}f}{half}")
-        if point.failure is not None:
-            cells = [point.variant.label, f"cannot run: {point.failure}", *[""] * (len(COLUMNS) - 1)]
-        rows.append(tuple(cells))
-    name = "Full grid" if row.dimension is None else row.dimension.name
-    return Table(name, ("", *(title for _, title, _, _ in COLUMNS)), tuple(rows))
-
-
 def _assumed(notes: Sequence[Note], found: Capacity | None) -> tuple[str, ...]:
     both = (*notes, *(found.notes if found else ()))
-    lines = [_sentence(f"{n.kind}: {n.subject}: {n.text}") for n in both]
+    lines = [sentence(f"{n.kind}: {n.subject}: {n.text}") for n in both]
     if found is not None:
-        lines.append(_sentence(f"step times: {found.error.source}"))
+        lines.append(sentence(f"step times: {found.error.source}"))
     lines.append("Replicas share the load evenly; each is simulated alone.")
     return tuple(dict.fromkeys(lines))
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
-
-
-def _footer(seeds: str) -> str:
-    try:
-        own = f"servecast {version('servecast')}"
-    except PackageNotFoundError:
-        own = "servecast"
-    return f"{own}, simulated; {seeds}"

@@ -14,9 +14,11 @@ from sim.request import Request
 from sim.workload.datasets import Prompts
 from sim.workload.generate import generate
 from sim.workload.spec import FileDataset, WorkloadSpec
+from sim.workload.table import OwnPrompts
 from sim.workload.traces import read_trace
 
 Floats = NDArray[np.float64]
+BLOCK = 50  # neighbours in a trace that stay together: bursts are shorter, drifts are longer
 
 
 @lru_cache(maxsize=8)
@@ -30,12 +32,22 @@ def is_trace(spec: WorkloadSpec) -> bool:
     return isinstance(spec.dataset, FileDataset) and spec.dataset.kind != "sharegpt"
 
 
+def native_rate(spec: WorkloadSpec) -> float:
+    """Requests/s of the whole trace as it was recorded; 1 if it has no times."""
+    assert isinstance(spec.dataset, FileDataset)
+    times = trace_of(spec.dataset).arrivals
+    if times is None or len(times) < 2 or times[-1] <= times[0]:
+        return 1.0
+    return float((len(times) - 1) / (times[-1] - times[0]))
+
+
 def requests_at(spec: WorkloadSpec, seed: int, part: int = 0, parts: int = 1) -> list[Request]:
     """The requests of a load under a seed.
 
-    Of a trace it is a window of `num_prompts` requests: replications `part` of `parts` lie evenly spread
-    over the trace, and the seed moves them all, so that together they see the trace's mix at any seed.
-    Recorded arrivals are stretched to `request_rate` (if finite), which keeps the bursts within the window.
+    Of a trace it is `num_prompts` requests out of all parts of it, for recorded traffic drifts: blocks of
+    neighbours, evenly spread from a start that the seed draws; replications `part` of `parts` lie in each
+    other's gaps. Where prompts share beginnings or sessions it is one window, in which reuse survives.
+    Recorded arrivals are stretched to `request_rate` (if finite), which keeps the bursts within blocks.
 
     Raises:
         BadInput: what cannot be read or used.
@@ -45,8 +57,7 @@ def requests_at(spec: WorkloadSpec, seed: int, part: int = 0, parts: int = 1) ->
     assert isinstance(spec.dataset, FileDataset)
     trace = trace_of(spec.dataset)
     total, n = len(trace), min(spec.num_prompts, len(trace))
-    start = int((np.random.default_rng(seed).random() + part / parts) * total) % total
-    rows = [(start + i) % total for i in range(n)]
+    rows = _rows(total, n, total if shares_prompts(trace) else BLOCK, seed, part / parts)
     arrivals = _arrivals(spec, trace, rows, seed)
     stops = spec.ignore_eos or trace.forces_ignore_eos
     return [
@@ -63,6 +74,29 @@ def requests_at(spec: WorkloadSpec, seed: int, part: int = 0, parts: int = 1) ->
     ]
 
 
+def _rows(total: int, n: int, block: int, seed: int, shift: float) -> list[int]:
+    """Rows of `n` requests in blocks, evenly spread over `total` rows; `shift` (0..1) moves into the gaps."""
+    blocks = max(1, round(n / block))
+    start = np.random.default_rng(seed).random() * total + shift * total / blocks
+    counts = np.diff(np.round(np.linspace(0, n, blocks + 1)).astype(int))
+    firsts = [int(start + k * total / blocks) for k in range(blocks)]
+    return [(first + i) % total for first, count in zip(firsts, counts, strict=True) for i in range(count)]
+
+
+def shares_prompts(trace: Prompts) -> bool:
+    """Whether requests of a trace begin alike or belong to sessions."""
+    if trace.sessions is not None and any(session is not None for session in trace.sessions):
+        return True
+    if isinstance(trace.segments, OwnPrompts):
+        return False
+    seen: set[object] = set()
+    for segments in trace.segments:
+        if segments and segments[0][0] in seen:
+            return True
+        seen.add(segments[0][0] if segments else None)
+    return False
+
+
 def _arrivals(spec: WorkloadSpec, trace: Prompts, rows: list[int], seed: int) -> Floats:
     """Send times of a window, from 0 [s]."""
     n, rate = len(rows), spec.request_rate
@@ -73,7 +107,7 @@ def _arrivals(spec: WorkloadSpec, trace: Prompts, rows: list[int], seed: int) ->
         raise BadInput("--dataset-name", str(spec.dataset), "brings no arrival times; give --request-rate")
     gaps = np.diff(trace.arrivals)
     wrap = float(gaps.mean()) if len(gaps) else 0.0
-    between = np.array([gaps[a] if b == a + 1 else wrap for a, b in pairwise(rows)])
+    between = np.array([gaps[a] if b == a + 1 else wrap for a, b in pairwise(rows)])  # wrap: between blocks
     times: Floats = np.concatenate(([0.0], np.cumsum(between)))
     if np.isfinite(rate) and n > 1 and times[-1] > 0:
         times *= ((n - 1) / rate) / times[-1]

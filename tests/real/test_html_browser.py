@@ -7,9 +7,9 @@ import subprocess
 import pytest
 
 from sim.planning.jobs import run_serially
-from sim.planning.report_html import whatif_page
 from sim.planning.vary import parse_vary
 from sim.planning.whatif import what_if
+from sim.planning.whatif_html import whatif_page
 from tests.test_html import source
 
 pytestmark = pytest.mark.real
