@@ -66,6 +66,7 @@ class Validation:
         model: the model's folder, without weights.
         out: where results go.
         repeats: of every load.
+        only: names of settings; none: all.
         resume: keep what an earlier run has finished.
     """
 
@@ -73,6 +74,7 @@ class Validation:
     model: Path
     out: Path
     repeats: int = 3
+    only: tuple[str, ...] = ()
     quick: bool = False
     resume: bool = False
 
@@ -182,6 +184,8 @@ def validate(how: Validation) -> Outcome:
     outcomes = []
     before: FitResult | None = None
     for setting in settings(how.quick):
+        if how.only and setting.name not in how.only:
+            continue
         source = source_of(setting, how.model)
         (subject,) = subjects_of([source])
         prior = first_prior(subject.scenario.gpu) if before is None else next_prior(before)
@@ -205,11 +209,19 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", required=True, type=Path, help="folder of a model without weights")
     parser.add_argument("--out", type=Path, default=Path("out/validation-cpu"), help="where results go")
     parser.add_argument("--repeats", type=int, default=3, help="of every load")
+    names = [setting.name for setting in settings()]
+    parser.add_argument("--only", action="append", default=[], choices=names, help="one setting; repeatable")
     parser.add_argument("--quick", action="store_true", help="fewer loads, half the time")
     parser.add_argument("--resume", action="store_true", help="keep what an earlier run has finished")
     given = parser.parse_args(words)
     how = Validation(
-        split_program(given.program), given.model, given.out, given.repeats, given.quick, given.resume
+        split_program(given.program),
+        given.model,
+        given.out,
+        given.repeats,
+        tuple(given.only),
+        given.quick,
+        given.resume,
     )
     try:
         with as_keyboard_interrupt():
