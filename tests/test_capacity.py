@@ -14,7 +14,8 @@ from sim.build import read_source
 from sim.errors import BadInput
 from sim.planning.admission import admission
 from sim.planning.bracket import Reading, find_crossing
-from sim.planning.capacity import Effort, capacity, flips
+from sim.planning.capacity import capacity, flips
+from sim.planning.load_curve import Effort
 from sim.planning.margin import ModelError, ScaledStepTime, model_error
 from sim.planning.probe import Level, at_level
 from sim.planning.resources import utilisation

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from sim.build import read_source
-from sim.planning.capacity import Effort
 from sim.planning.jobs import run_serially
+from sim.planning.load_curve import Effort
 from sim.planning.plan import Question, make_plan
 from sim.planning.prices import Prices
 from sim.planning.report_html import plan_page

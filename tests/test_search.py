@@ -9,7 +9,7 @@ from click.testing import CliRunner
 import cli
 from sim.build import build_scenario, read_source
 from sim.errors import BadInput
-from sim.planning.capacity import Effort
+from sim.planning.load_curve import Effort
 from sim.planning.search import Sensitivity, search
 from sim.planning.search_space import draw_candidates, parse_space
 from sim.planning.slo import parse_slos

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from sim.build import read_source
 from sim.errors import BadInput
-from sim.planning.capacity import Effort, capacity
+from sim.planning.capacity import capacity
 from sim.planning.cluster import Member, run_cluster
 from sim.planning.daily import DailyProfile, arrivals, day_of_replicas
+from sim.planning.load_curve import Effort
 from sim.planning.mix import parse_traffic, read_traffic, tenant_of
 from sim.planning.plan_report import confirming_commands
 from sim.planning.router import PrefixAffinity, RoundRobin

@@ -87,8 +87,9 @@ def plan(
     """
     from sim.cli.compare import parse_percent
     from sim.cli.predict import check_outputs
-    from sim.planning.capacity import Effort, from_workload
+    from sim.planning.capacity import from_workload
     from sim.planning.hardware import parse_names, parse_sizes
+    from sim.planning.load_curve import Effort
     from sim.planning.mix import read_traffic
     from sim.planning.plan import Question, make_plan
     from sim.planning.pool import Cores

@@ -66,7 +66,7 @@ def search(
     servecast search scenario.yaml --slo "p99 ttft <= 500ms" \\
       --over max-num-seqs=16..256 --over max-num-batched-tokens=1024..8192 --over tensor-parallel-size=1,2
     """
-    from sim.planning.capacity import Effort
+    from sim.planning.load_curve import Effort
     from sim.planning.plan_report import serve_line
     from sim.planning.pool import Cores
     from sim.planning.search import search as find

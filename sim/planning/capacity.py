@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from sim.errors import BadInput
@@ -17,7 +17,7 @@ from sim.planning.mix import Traffic
 from sim.planning.pool import Pool, run_here
 from sim.planning.probe import Level, Probe, ProbeJob, at_level, attainment, load_ratio, run_probe, value_of
 from sim.planning.resources import Utilisation, shares_of, utilisation
-from sim.planning.slo import Slo, Slos
+from sim.planning.slo import Slos
 from sim.planning.stats import estimate
 from sim.profile import Profile
 from sim.provenance import Note
@@ -377,14 +377,3 @@ def flips(found: Capacity, wanted: float) -> bool:
     """Whether the verdict on a wanted load turns within the answer's intervals."""
     ends = found.certain
     return ends is not None and ends[0] <= wanted <= ends[1]
-
-
-def at_fraction(found: Capacity, share: float) -> Scenario | None:
-    """The scenario at a share of the capacity, for confirming it on hardware."""
-    if found.level is None:
-        return None
-    level = replace(found.level, value=found.level.value * share)
-    return at_level(found.scenario, level, found.scenario.workload.num_prompts)
-
-
-__all__ = ["Capacity", "Effort", "Promise", "Slo", "capacity", "flips", "saturation_rate"]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from sim.build import ScenarioSource
 from sim.errors import BadInput
-from sim.planning.capacity import Capacity, Effort, capacity
+from sim.planning.capacity import Capacity, capacity
+from sim.planning.load_curve import Effort
 from sim.planning.mix import Traffic
 from sim.planning.pool import Pool
 from sim.planning.prices import Prices

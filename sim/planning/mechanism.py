@@ -74,7 +74,7 @@ def _kv_text(outcome: Outcome, running: float, waiting: float) -> str:
         for name in ("max_num_seqs", "max_concurrency")
         if (value := outcome.caps.get(name)) is not None and fit is not None and value > fit
     ]
-    whatever = f", whatever {' and '.join(caps)} say" if caps else ""
+    whatever = f", whatever {' and '.join(caps)} {'says' if len(caps) == 1 else 'say'}" if caps else ""
     return (
         f"KV admission: the pool of {outcome.caps.get('kv_cache_tokens') or 0:,.0f} tokens holds {fit} "
         f"requests of {tokens:,.0f} tokens at their full length{whatever}; at most {running:.0f} ran at once "

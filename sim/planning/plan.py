@@ -7,9 +7,10 @@ from typing import Any
 
 from sim.build import ScenarioSource
 from sim.errors import BadInput
-from sim.planning.capacity import Capacity, Effort, capacity
+from sim.planning.capacity import Capacity, capacity
 from sim.planning.daily import DailyProfile, DayOfReplicas, day_of_replicas
 from sim.planning.hardware import Candidate, OperatingPoint, candidates, operating_points
+from sim.planning.load_curve import Effort
 from sim.planning.mix import Traffic
 from sim.planning.pool import Pool, run_here
 from sim.planning.prices import Cost, Prices, cost

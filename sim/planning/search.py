@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from sim.build import ScenarioSource
 from sim.errors import BadInput, EngineStuck
-from sim.planning.capacity import Capacity, Effort, capacity
+from sim.planning.capacity import Capacity, capacity
+from sim.planning.load_curve import Effort
 from sim.planning.pool import Pool, run_here
 from sim.planning.search_space import Settings, draw_candidates
 from sim.planning.slo import Slos

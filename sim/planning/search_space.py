@@ -13,7 +13,6 @@ from sim.planning.vary import Dimension, plain
 
 FIELD = "--over"
 STEPS = 6  # values of a range
-MAX_GRID = 20_000  # combinations that are listed in full before some are drawn
 
 Settings = tuple[tuple[str, str], ...]
 
