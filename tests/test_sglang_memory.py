@@ -67,6 +67,17 @@ def test_a_given_pool_wins_and_is_compared() -> None:
     assert [note.kind for note in far.notes if note.subject == "--kv-cache-tokens"] == ["warning"]
 
 
+def test_a_pool_of_another_fraction_names_the_fraction() -> None:
+    model = SMALL.split()[0]
+    logged = account_of(f"{model} --mem-fraction-static 0.65", "L40S").kv_cache_tokens
+    (note,) = [n for n in account_of(SMALL, "L40S", kv_cache_tokens=logged).notes if n.kind == "warning"]
+    assert "--mem-fraction-static: about 0.650 would give this pool" in note.text
+    over = account_of(SMALL, "L40S", kv_cache_tokens=4 * logged)
+    assert not any("would give" in n.text for n in over.notes)
+    capped = account_of(f"{SMALL} --max-total-tokens {logged}", "L40S", kv_cache_tokens=2 * logged)
+    assert not any("would give" in n.text for n in capped.notes)
+
+
 def test_a_limit_lowers_and_never_raises() -> None:
     free = account_of(SMALL, "L40S").kv_cache_tokens
     assert account_of(f"{SMALL} --max-total-tokens 20000", "L40S").kv_cache_tokens == 20000

@@ -170,6 +170,21 @@ def test_flags_that_set_the_pool() -> None:
     assert any(note.kind == "warning" and "out of memory" in note.text for note in much.notes)
 
 
+def test_a_pool_of_another_fraction_names_the_fraction() -> None:
+    logged = account_of(f"{SMALL} --gpu-memory-utilization 0.7", "H100").kv_cache_tokens
+    result = account_of(f"{SMALL} --gpu-memory-utilization 0.9", "H100", kv_cache_tokens=logged)
+    (note,) = [note for note in result.notes if note.subject == "--kv-cache-tokens"]
+    assert note.kind == "warning"
+    assert "--gpu-memory-utilization: about 0.70 would give this pool" in note.text
+
+
+def test_a_pool_larger_than_the_card_names_no_fraction() -> None:
+    tokens = 2 * account_of(f"{SMALL} --gpu-memory-utilization 0.9", "H100").kv_cache_tokens
+    result = account_of(f"{SMALL} --gpu-memory-utilization 0.9", "H100", kv_cache_tokens=tokens)
+    (note,) = [note for note in result.notes if note.subject == "--kv-cache-tokens"]
+    assert "would give" not in note.text
+
+
 def test_a_pool_that_leaves_no_room_says_so() -> None:
     # Logged at a higher fraction than the one given.
     tokens = account_of(f"{SMALL} --gpu-memory-utilization 0.92", "H100").kv_cache_tokens

@@ -75,7 +75,8 @@ def account(
     notes = _notes(model, config, state_bytes)
     if observed.kv_cache_tokens is not None:
         tokens, origin = observed.kv_cache_tokens, Origin.GIVEN
-        notes.append(_comparison(tokens, estimate.tokens))
+        giving = _fraction_for(tokens, config, lines, cell, state_bytes)
+        notes.append(_comparison(tokens, estimate.tokens, giving))
     else:
         tokens, origin = estimate.tokens, Origin.COMPUTED
         if tokens <= 0:
@@ -283,14 +284,27 @@ def _notes(model: ModelConfig, config: EngineConfig, state_bytes: int) -> list[N
     return notes
 
 
-def _comparison(tokens: int, estimated: int) -> Note:
+def _fraction_for(
+    tokens: int, config: EngineConfig, lines: tuple[MemoryLine, ...], cell: float, state_bytes: int
+) -> float | None:
+    """The --mem-fraction-static that gives a pool of `tokens`; None if none does or states share the pool."""
+    limit = config["max_total_tokens"]
+    if state_bytes or (limit is not None and tokens >= int(limit)):
+        return None
+    sizes = {line.name: line.bytes for line in lines}
+    fraction = (tokens * cell + sizes["weights"] + sizes["load overhead"]) / sizes["before load"]
+    return fraction if fraction < 1 else None
+
+
+def _comparison(tokens: int, estimated: int, giving: float | None) -> Note:
     difference = (estimated - tokens) / tokens
     text = f"given {tokens:,} tokens, estimated {estimated:,} ({difference:+.1%})"
     if abs(difference) <= _TELLING_DIFFERENCE:
         return Note("info", "--kv-cache-tokens", text)
+    fitting = "" if giving is None else f": about {giving:.3f} would give this pool"
     return Note(
         "warning",
         "--kv-cache-tokens",
         f"{text}: the pool decides how many requests run at once, so flags, GPU or version are probably not "
-        "those of the log (other processes on the GPU, a different --mem-fraction-static)",
+        f"those of the log (other processes on the GPU, a different --mem-fraction-static{fitting})",
     )

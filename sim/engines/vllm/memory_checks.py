@@ -174,6 +174,12 @@ def comparison(
     other flags.
     """
     notes: list[Note] = []
+    weights = next(line.bytes for line in spent if line.name == "weights")
+    others = sum(line.bytes for line in spent) - weights
+    least = sum(line.low for line in spent) - weights
+    room = budget - weights - blocks * layout.block_bytes
+    fraction = (weights + blocks * layout.block_bytes + others) / gpu.memory_bytes
+    fitting = f": about {fraction:.2f} would give this pool" if fraction < 1 else ""
     difference = (estimated - tokens) / tokens if tokens else 0.0
     text = f"given {tokens:,} tokens, estimated {max(estimated, 0):,} ({difference:+.1%})"
     sets_pool = flag in {"--num-gpu-blocks-override", "--kv-cache-memory-bytes"}
@@ -190,17 +196,12 @@ def comparison(
                 flag,
                 f"{text}: the pool decides how many requests run at once, so flags, GPU or version are "
                 "probably not those of the log (other processes on the GPU, a different "
-                "--gpu-memory-utilization or --max-num-batched-tokens)",
+                f"--gpu-memory-utilization{fitting} or --max-num-batched-tokens)",
             )
         )
     else:
         notes.append(Note("info", flag, text))
-    weights = next(line.bytes for line in spent if line.name == "weights")
-    others = sum(line.bytes for line in spent) - weights
-    least = sum(line.low for line in spent) - weights
-    room = budget - weights - blocks * layout.block_bytes
     if room < least and not sets_pool:
-        fraction = (weights + blocks * layout.block_bytes + others) / gpu.memory_bytes
         notes.append(
             Note(
                 "warning",
