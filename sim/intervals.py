@@ -48,16 +48,17 @@ def has_interval(key: str) -> bool:
     return (key.endswith(("_ms", "_throughput")) or key == "duration") and not key.startswith(_NEVER)
 
 
-def intervals(nominal: Figures, draws: Sequence[Figures], noise: float = 1.0) -> dict[str, Interval]:
-    """Intervals of all figures that every draw has.
-
-    The centre is the median of all simulations, the nominal one included: one simulation alone jumps where
-    requests just catch or miss a step. Deviations are taken on logarithms.
+def intervals(
+    nominal: Figures, draws: Sequence[Figures], noise: float = 1.0, beside: Sequence[Figures] = ()
+) -> dict[str, Interval]:
+    """Intervals of all figures that every draw has. Deviations are taken on logarithms.
 
     Args:
         nominal: figures of the most likely coefficients.
         draws: figures of other coefficients and seeds.
         noise: multiplies the repeat noise; 0 leaves it out.
+        beside: figures of coefficients a hair beside the most likely ones: one simulation alone jumps where
+            requests just catch or miss a step, the median of several does less.
     """
     found: dict[str, Interval] = {}
     count = len(draws)
@@ -65,11 +66,11 @@ def intervals(nominal: Figures, draws: Sequence[Figures], noise: float = 1.0) ->
         if not has_interval(key) or value is None or value <= 0:
             continue
         others = [other for d in draws if (other := d.get(key)) is not None and other > 0]
+        near = [other for d in beside if (other := d.get(key)) is not None and other > 0]
         if len(others) < count:
             continue
-        logs = np.log([value, *others])
-        centre = float(np.median(logs))
-        spread = float(np.sqrt(np.mean((logs[1:] - centre) ** 2))) if count else 0.0
+        centre = float(np.median(np.log([value, *near])))
+        spread = float(np.sqrt(np.mean((np.log(others) - centre) ** 2))) if count else 0.0
         half = math.hypot(_t90(count) * spread, 1.645 * noise * repeat_noise(key))
         found[key] = Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half))
     return found

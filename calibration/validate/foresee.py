@@ -14,10 +14,11 @@ from sim.request import Request
 from sim.scenario import Scenario
 from sim.simulate import roofline
 from sim.steptime.efficiencies import Efficiencies
-from sim.steptime.scale import draw
+from sim.steptime.scale import draw, slowed
 from sim.workload.generate import generate
 
-DRAWS = 8
+DRAWS = 6
+HAIR = (0.998, 1.002)
 QUANTILES = (50.0, 90.0, 99.0)
 METRICS = ("ttft", "tpot", "e2el")
 
@@ -51,15 +52,18 @@ def foresee(run: ClientRun, models: Sequence[Efficiencies], seeds: bool = False)
         models: the most likely coefficients first.
         seeds: with another seed of a generated load for every further one.
     """
-    found = []
-    for index, efficiencies in enumerate(models):
-        if run.requests is not None:
-            requests: Sequence[Request] = run.requests.requests
-        else:
-            spec = run.scenario.workload
-            requests = generate(spec, spec.seed + index if seeds else spec.seed)
-        found.append(figures_of(run.scenario, requests, efficiencies))
-    return intervals(found[0], found[1:])
+    found = [
+        figures_of(run.scenario, _requests(run, index if seeds else 0), efficiencies)
+        for index, efficiencies in enumerate(models)
+    ]
+    beside = [figures_of(run.scenario, _requests(run, 0), slowed(models[0], factor)) for factor in HAIR]
+    return intervals(found[0], found[1:], beside=beside)
+
+
+def _requests(run: ClientRun, reseeded: int) -> Sequence[Request]:
+    if run.requests is not None:
+        return run.requests.requests
+    return generate(run.scenario.workload, run.scenario.workload.seed + reseeded)
 
 
 def measured_figures(requests: PerRequest) -> Figures:

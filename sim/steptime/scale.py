@@ -18,6 +18,7 @@ from sim.steptime.efficiencies import BOUNDS, Efficiencies
 Floats = NDArray[np.float64]
 
 RATES = ("weight_bandwidth", "kv_bandwidth", "gemm_flops", "attention_flops", "link_bandwidth")
+TRIES = 4096
 SHARP = 100.0  # a ridge's exponent that is as good as infinite, and that JSON can hold
 # Seconds per something: what grows with a step that is slower as a whole.
 TIMES = (
@@ -91,12 +92,22 @@ def draw(
     centre = np.array([to_scale(name, getattr(base, name)) for name in names])
     values, vectors = np.linalg.eigh(covariance) if len(names) else (np.empty(0), np.empty((0, 0)))
     root = vectors * np.sqrt(np.maximum(values, 0.0))
-    found = []
-    for _ in range(count):
-        vector = centre + root @ rng.standard_normal(len(names))
-        factor = math.exp(structure * float(rng.standard_normal()))
-        found.append(slowed(with_vector(base, names, vector), factor))
-    return found
+    factors = np.exp(structure * rng.standard_normal(count))
+    vectors = _within(names, centre + rng.standard_normal((TRIES, len(names))) @ root.T)[:count]
+    return [
+        slowed(with_vector(base, names, vector), float(factor))
+        for vector, factor in zip(vectors, factors, strict=True)
+    ]
+
+
+def _within(names: Sequence[str], vectors: Floats) -> Floats:
+    """The vectors, those within physical bounds first.
+
+    A vector cut off at a bound would lose what the others had made up for it, and would err to one side.
+    """
+    ends = np.array([[to_scale(name, end) for end in BOUNDS[name][1:]] for name in names]).reshape(-1, 2)
+    inside = np.all((vectors >= ends.min(axis=1)) & (vectors <= ends.max(axis=1)), axis=1)
+    return np.concatenate((vectors[inside], vectors[~inside]))
 
 
 def widened(
