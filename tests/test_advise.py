@@ -18,7 +18,7 @@ from sim.cli.report_source import source_of
 from sim.commands.bench import bench_from_words
 from sim.errors import BadInput
 from sim.explain.advice_text import document, render
-from sim.explain.advise import advise, relative
+from sim.explain.advise import _costs, advise, relative
 from sim.explain.carry import account_of, changed
 from sim.explain.changes import candidates
 from sim.explain.commands import bench_text, predict_text, serve_text, spec_words
@@ -73,6 +73,30 @@ def test_more_gpus_are_apart_and_say_so(for_ttft):
 
 def test_what_does_nothing_is_named(for_ttft):
     assert ("--max-num-seqs", "256") in {(change.flag, change.after) for change in for_ttft.useless}
+
+
+def test_costs_claim_no_loss_that_the_simulation_contradicts(source, for_ttft):
+    budget = next(a for a in for_ttft.ranked if a.change.name == "max-num-batched-tokens")
+    assert int(budget.change.after) < int(budget.change.before)
+    assert budget.effect.mean < 0 < budget.throughput
+    assert "ttft" not in budget.costs
+    assert "throughput" not in budget.costs
+    # The same change, had the runs gone the other way, has its price named.
+    worse = replace(budget.outcome, result=for_ttft.base.result)
+    told = _costs(budget.change, "vllm", budget.outcome, worse)
+    assert told == "may be ttft up, throughput down"
+
+
+@pytest.mark.parametrize("goal", ["p99-ttft", "p99-tpot", "p99-itl"])
+def test_a_tail_can_be_the_goal(goal):
+    found = advise(reference_source("vllm", 32, 64), goal, top=0)
+    key = f"p99_{goal[4:]}_ms"
+    now = found.base.value(goal)
+    assert now == found.base.figures[key] == pytest.approx(found.base.result.aggregates[key])
+    for advice in found.ranked:
+        assert advice.outcome.figures[key] == pytest.approx(now * (1 + advice.effect.mean))
+        assert advice.effect.mean < 0
+    assert f"Goal: lower {key}" in render(found)
 
 
 @pytest.mark.parametrize("goal", ["tpot", "throughput", "cost"])
@@ -299,3 +323,14 @@ def test_the_command_advises_from_a_report_and_shows_the_measurement(tmp_path):
 def test_a_price_must_be_a_price(text):
     with pytest.raises(BadInput, match="--price"):
         CliRunner().invoke(advise_command, [*options(VLLM_128), "--price", text], catch_exceptions=False)
+
+
+def test_one_cap_above_what_fits_says_and_two_say(for_ttft):
+    # 42 requests fit; the sequence cap and the client's are both 128.
+    assert "whatever max_num_seqs 128 and max_concurrency 128 say" in for_ttft.base.cause
+    open_loop = (
+        "vllm bench serve --random-input-len 4096 --random-output-len 512 --request-rate 20 --num-prompts 80"
+    )
+    serve = "vllm serve Qwen/Qwen2.5-7B-Instruct --gpu-memory-utilization 0.85 --max-num-seqs 128"
+    one = read_source(serve=serve, bench=open_loop, gpu="RTX 5090", kv_cache_tokens=194_896)
+    assert "whatever max_num_seqs 128 says" in evaluate(one.build()).cause

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @scenario_options
 @click.option(
     "--goal",
-    type=click.Choice(["ttft", "tpot", "throughput", "cost"]),
+    type=click.Choice(["ttft", "tpot", "p99-ttft", "p99-tpot", "p99-itl", "throughput", "cost"]),
     default="ttft",
     show_default=True,
-    help="What to improve.",
+    help="What to improve; a latency without p99 is its mean.",
 )
 @click.option("--price", metavar="USD", help="Price of one GPU hour, for the goal cost.")
 @click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")

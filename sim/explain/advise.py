@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sim.build import ScenarioSource
+from sim.compare import figure
 from sim.errors import ServecastError
 from sim.explain.carry import changed
 from sim.explain.changes import Change, candidates
@@ -153,7 +154,7 @@ def best_of_each(rows: Iterable[tuple[Change, Outcome, float]]) -> list[tuple[Ch
 
 
 def _goal_note(goal: Goal, base: Outcome) -> str:
-    if base.state == "saturated" and goal == "ttft":
+    if base.state == "saturated" and goal in ("ttft", "p99-ttft"):
         return (
             "the load exceeds what the server completes: TTFT measures the length of the test, so ask for "
             "throughput first"
@@ -187,7 +188,7 @@ class _Maker:
             effect=self._interval(change, mean) if interval else Effect(mean),
             throughput=loss or 0.0,
             outcome=outcome,
-            costs=_costs(change, self.source.serve.engine),
+            costs=_costs(change, self.source.serve.engine, self.base, outcome),
             warnings=tuple(self._warnings(change, outcome, loss or 0.0)),
             serve=serve_text(after),
             predict=predict_text(after, self.profile),
@@ -221,16 +222,43 @@ class _Maker:
             yield "requests fail in this run"
 
 
-def _costs(change: Change, engine: EngineName) -> str:
-    """What a change gives up; for one against the direction that its knob speaks of, what that would give."""
+def _costs(change: Change, engine: EngineName, before: Outcome, after: Outcome) -> str:
+    """What a change gives up; for one against the direction that its knob speaks of, what that would give.
+
+    Of the latter only what the two runs do not contradict.
+    """
     knob = change.knob(engine)
     against = {"raise": "lower", "on": "off", "lower": "raise", "off": "on"}.get(knob.change)
     if against is None or change.direction != against:
         return knob.costs
-    lost = [
-        f"{key.replace('_', ' ')} {way}" for key, way in _turned(knob.moves).items() if way == _WORSE.get(key)
-    ]
-    return f"may be {', '.join(lost)}" if lost else "nothing known"
+    lost = [key for key, way in _turned(knob.moves).items() if way == _WORSE.get(key)]
+    told = [f"{key.replace('_', ' ')} {_WORSE[key]}" for key in lost if not _contradicted(key, before, after)]
+    if told:
+        return f"may be {', '.join(told)}"
+    return "nothing that shows under this load" if lost else "nothing known"
+
+
+def _contradicted(concept: str, before: Outcome, after: Outcome) -> bool:
+    """Whether the runs show that something does not get worse; False where they do not tell."""
+    old, new = _figure(concept, before), _figure(concept, after)
+    if old is None or new is None:
+        return False
+    loss = new - old if _WORSE[concept] == "up" else old - new
+    return loss <= NOTHING * abs(old)
+
+
+def _figure(concept: str, outcome: Outcome) -> float | None:
+    if concept == "queue_time":
+        return outcome.parts.get("queue")
+    if concept == "preemptions":
+        return outcome.preemptions
+    if concept == "kv_capacity":
+        return outcome.kv_cache_tokens
+    if concept == "hit_rate":
+        queries, hits = (outcome.result.server.get(f"prefix_cache_{key}") for key in ("queries", "hits"))
+        return None if not queries or hits is None else float(hits) / float(queries)
+    keys = {"throughput": "output_throughput", "itl": "p99_itl_ms"}
+    return figure(outcome.result, keys.get(concept, f"mean_{concept}_ms"))
 
 
 def _turned(moves: Mapping[str, Direction]) -> dict[str, Direction]:
