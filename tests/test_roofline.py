@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sim.engines.base import StepShape
 from sim.errors import BadInput
 from sim.gpus import find_gpu, gpu_rows
+from sim.model import QuantConfig
 from sim.models import load_model
 from sim.provenance import Origin
 from sim.steptime.base import FrontEnd
@@ -264,3 +265,19 @@ def test_a_gpu_without_the_dtype_is_refused():
     t4 = find_gpu("T4")[0]
     with pytest.raises(BadInput, match="bf16"):
         Peaks.of(t4, model_cost(QWEN))
+
+
+@pytest.mark.parametrize(("card", "quantization"), [("A100", "fp8"), ("T4", "fp8"), ("A100", "nvfp4")])
+def test_quantised_weights_without_units_are_multiplied_in_the_dtype_of_the_model(card, quantization):
+    gpu = find_gpu(card)[0]
+    dtype = "bf16" if "bf16" in gpu.dense_flops else "fp16"
+    model = replace(QWEN, dtype=dtype, quant=QuantConfig(quantization, 8.0, quantization[-3:], ()))
+    peaks = Peaks.of(gpu, model_cost(model))
+    assert peaks.gemm_flops == peaks.attention_flops == gpu.dense_flops[dtype]
+    assert model_cost(model).dense_bytes < model_cost(replace(QWEN, dtype=dtype)).dense_bytes
+
+
+def test_weight_only_schemes_run_where_there_is_no_bf16():
+    t4 = find_gpu("T4")[0]
+    awq = replace(load_model("Qwen/Qwen2.5-7B-Instruct-AWQ"), dtype="fp16")
+    assert Peaks.of(t4, model_cost(awq)).gemm_flops == t4.dense_flops["fp16"]

@@ -110,15 +110,17 @@ class Peaks:
     def of(cls, gpu: GpuSpec, cost: ModelCost) -> Peaks:
         """Peaks of `gpu` in the dtypes that `cost` runs in.
 
+        Quantised weights without units of their own are widened in the kernel and multiplied in the model's
+        dtype (Marlin: vllm/model_executor/layers/quantization/utils/marlin_utils_fp8.py).
+
         Raises:
-            BadInput: the card has no rate for one of the dtypes.
+            BadInput: the card has no rate for the model's dtype.
         """
-        for dtype in (cost.gemm_dtype, cost.attention_dtype):
-            if dtype not in gpu.dense_flops:
-                raise BadInput("--gpu", gpu.name, f"has no {dtype} units in the GPU table")
+        if cost.attention_dtype not in gpu.dense_flops:
+            raise BadInput("--gpu", gpu.name, f"has no {cost.attention_dtype} units in the GPU table")
         return cls(
             gpu.memory_bandwidth,
-            gpu.dense_flops[cost.gemm_dtype],
+            gpu.dense_flops.get(cost.gemm_dtype, gpu.dense_flops[cost.attention_dtype]),
             gpu.dense_flops[cost.attention_dtype],
             gpu.link_bandwidth,
         )
