@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import stat
 import threading
@@ -35,6 +36,12 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     write_text(link, "{}", "--json")
     assert link.is_symlink()
     assert target.read_text() == "{}"
+
+
+def test_a_path_that_is_no_utf8_survives_in_json(tmp_path: Path) -> None:
+    model = os.fsdecode(b"models/bad\xff")
+    write_text(tmp_path / "x.json", json.dumps({"model": model}, ensure_ascii=False), "--json")
+    assert json.loads((tmp_path / "x.json").read_text()) == {"model": model}
 
 
 def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:

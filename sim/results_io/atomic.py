@@ -26,7 +26,8 @@ def write_text(path: str | Path, text: str, field: str) -> None:
 def whole_file(path: str | Path, field: str) -> Iterator[TextIO]:
     """A text file to write to; it appears, or replaces an older one, only if the block ends without error.
 
-    A link is followed. A device or a pipe is written to directly.
+    A link is followed. A device or a pipe is written to directly. Bytes of a path that are no text come out
+    as escapes (in JSON, the same path again).
 
     Raises:
         BadInput: the place cannot be written to; `field` names the option that gave the path.
@@ -35,13 +36,13 @@ def whole_file(path: str | Path, field: str) -> Iterator[TextIO]:
     try:
         if target.exists() and not target.is_file():
             # A rename would put a file in the place of /dev/null or of a named pipe.
-            with target.open("w", encoding="utf-8", newline="") as file:
+            with target.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
                 yield file
             return
         target = target.resolve()
         temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
         try:
-            with temporary.open("x", encoding="utf-8", newline="") as file:
+            with temporary.open("x", encoding="utf-8", errors="backslashreplace", newline="") as file:
                 yield file
             temporary.replace(target)
         finally:
