@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from bench.audit.cli import audit as audit_command
 from bench.audit.combine import combine
 from bench.audit.facts import Run
 from bench.audit.finding import QUESTIONS, Finding, exit_status, in_order, verdict
-from bench.audit.quality import cold_from_aggregates
+from bench.audit.quality import cold_from_aggregates, warmup
 from bench.audit.quantile import bounds
 from bench.audit.reading import _of_result, read_material
 from bench.audit.text import WIDTH, render
@@ -23,6 +24,7 @@ from sim.explain.outcome import evaluate
 from sim.resultfile import write_result
 from sim.results import BenchResult
 from tests.explain_scenarios import printed, reference_source, run_of
+from tests.test_report import result
 
 
 def files(tmp_path, **texts: str) -> list[str]:
@@ -445,6 +447,16 @@ def test_figures_without_a_report_are_read(tmp_path):
     runs = read([str(path)])
     assert len(runs) == 2
     assert "a cold start is in the window" in about(audit(runs), "warmup")
+
+
+def test_a_simulation_needs_no_warm_up(tmp_path):
+    made = result()  # one TTFT of 20 is nine times the others
+    for origin, findings in (("predicted", 0), ("measured", 1)):
+        path = tmp_path / f"{origin}.json"
+        write_result(replace(made, origin=origin), path)
+        runs = read([str(path)])
+        assert runs[0].result.origin == origin
+        assert len(warmup(runs)) == findings
 
 
 # -- results with requests
