@@ -288,10 +288,10 @@ def _unknown(lines: Sequence[str], phase: Phase, exit_code: int | None) -> Failu
     elif signal == 7:
         fix = "SIGBUS, mostly shared memory that ran out: --shm-size 1g or more"
     elif signal is not None:
-        fix = f"ended by {_SIGNALS.get(signal, f'signal {signal}')}; the log's last lines say more"
+        fix = f"ended by {_SIGNALS.get(signal, f'signal {signal}')}; {_more(last)}"
     else:
         status = "" if exit_code is None else f" with status {exit_code}"
-        fix = f"it exited{status} for a reason that is not known here; the log's last lines say more"
+        fix = f"it exited{status} for a reason that is not known here; {_more(last)}"
     return Failure(
         "engine_exited_during_startup" if phase in ("launch", "startup") else f"engine_exited_during_{phase}",
         phase,
@@ -299,6 +299,10 @@ def _unknown(lines: Sequence[str], phase: Phase, exit_code: int | None) -> Failu
         fix,
         retryable=False,
     )
+
+
+def _more(last: str) -> str:
+    return "the log's last lines say more" if last else "its own log, where it was started, may say more"
 
 
 _ERROR = re.compile(r"(?:^|\W)(?:[A-Z]\w*Error|[A-Z]\w*Exception|ERROR|error):?\s")

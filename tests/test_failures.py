@@ -97,6 +97,14 @@ def test_an_unknown_end_tells_what_is_known(code, word):
     assert word in failure.fix
 
 
+def test_only_a_log_that_is_there_is_pointed_to():
+    assert "the log's last lines" in classify("INFO loading\n", exit_code=3).fix
+    for code in (None, 3, -11):
+        told = classify("", phase="run", exit_code=code).fix
+        assert "last lines" not in told
+        assert "where it was started" in told
+
+
 def test_an_unknown_end_quotes_the_last_error():
     assert classify("ValueError: odd thing\nINFO bye\n", exit_code=1).line == "ValueError: odd thing"
     assert classify("", phase="run").kind == "engine_exited_during_run"
