@@ -149,6 +149,7 @@ def compare(
     margin: float = MARGIN,
     window: Literal["whole", "steady"] = "whole",
     capacities: tuple[float | None, float | None] = (None, None),
+    name: str | None = None,
 ) -> Comparison:
     """Set a prediction beside a measured load.
 
@@ -160,6 +161,7 @@ def compare(
         margin: of the equivalence test.
         window: "steady" leaves out what either side took to fill up and to drain.
         capacities: (predicted, measured) requests/s where known otherwise; see `judge`.
+        name: what to call the measured run in a refusal, such as its file; its tool if None.
 
     Raises:
         NotComparable: the sides are of different engines, versions, models, GPUs or loads, did not do the
@@ -171,7 +173,7 @@ def compare(
     problems = [str(difference) for difference in differs if difference.fatal]
     problems += _problems(predicted, repeats)
     if problems and not force:
-        raise NotComparable(f"{first.tool}: not comparable: " + "; ".join(problems))
+        raise NotComparable(f"{name or first.tool}: not comparable: " + "; ".join(problems))
     notes = [Note("warning", "comparable", text) for text in problems]
     notes += [Note("warning", d.key, str(d)) for d in differs if not d.fatal]
     regimes = judge(predicted, first, *capacities)

@@ -332,7 +332,9 @@ def test_the_command_refuses_what_differs_with_status_3(
     with pytest.raises(SystemExit) as stop:
         main(["compare", str(tmp_path / "p.json"), str(tmp_path / "m.json")])
     assert stop.value.code == 3
-    assert "gpu is H100 predicted but L4 measured" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "gpu is H100 predicted but L4 measured" in told
+    assert f"{tmp_path / 'm.json'}: not comparable" in told
 
 
 def test_a_scenario_is_predicted_replayed_compared_and_drawn(tmp_path: Path) -> None:

@@ -24,7 +24,11 @@ __all__ = ["compare", "format_comparison", "parse_percent"]
 @click.argument(
     "measured", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
 )
-@click.option("--profile", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--profile",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Scenario: calibration profile to predict with.",
+)
 @click.option("--replay", is_flag=True, help="Scenario: send the recorded requests as they were sent.")
 @click.option(
     "--window",
@@ -86,6 +90,7 @@ def compare(
             margin=equivalent,
             window=window,
             capacities=(capacity, None),
+            name=name,
         )
         comparisons.append(comparison)
         if json_to != "-":
