@@ -153,7 +153,8 @@ def _from_path(path: Path) -> ModelConfig:
         # ModelOpt checkpoints keep their scheme in a file of its own.
         section = json.loads(quantization.read_text(encoding="utf-8")).get("quantization")
         config = {**config, "quantization_config": section}
-    return parse_config(config, str(path))
+    # A folder and the config.json in it are one model, so they have one name.
+    return parse_config(config, str(file.parent if file.name == "config.json" else path))
 
 
 def _from_hub(name: str) -> Mapping[str, Any] | None:

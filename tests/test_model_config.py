@@ -250,6 +250,7 @@ def test_a_folder_a_file_and_modelopts_own_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(DENSE))
     assert load_model(str(tmp_path)).num_layers == 10
     assert load_model(str(tmp_path / "config.json")).hidden_size == 1536
+    assert load_model(str(tmp_path / "config.json")).name == load_model(str(tmp_path)).name == str(tmp_path)
     scheme = {"quantization": {"quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(scheme))
     quantised = load_model(str(tmp_path)).quant
