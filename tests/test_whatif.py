@@ -8,8 +8,10 @@ from click.testing import CliRunner
 
 import cli
 from sim.build import read_source
+from sim.cli.whatif import ShownProgress
 from sim.errors import BadInput
 from sim.planning.jobs import run_serially
+from sim.planning.margin import ModelError
 from sim.planning.mechanism import explain, queue_cause, requests_that_fit
 from sim.planning.stats import estimate, jackknife, paired_difference, paired_ratio
 from sim.planning.vary import build, full_grid, one_at_a_time, parse_vary, variant
@@ -261,6 +263,30 @@ def test_command_draws_and_writes(tmp_path):
     assert "mean TTFT" in done.output
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
     assert len(json.loads(points.read_text(encoding="utf-8"))["points"]) == 2
+
+
+def test_progress_off_a_terminal_is_a_line_every_few_seconds(capsys):
+    now = [0.0]
+    progress = ShownProgress(lambda: now[0])
+    for done in range(1, 101):
+        now[0] += 0.125
+        progress(done, 100, 10.0)
+    assert capsys.readouterr().err.splitlines() == ["40/100 runs, 10 s left", "80/100 runs, 10 s left"]
+    now[0] = 0.0
+    quick = ShownProgress(lambda: now[0])
+    quick(1, 1, 0.0)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_small_change_means_depends_on_calibration():
+    dims = parse_vary(["max-num-seqs=4,32"])
+    plain = what_if(source(), dims, run_serially, replications=2)
+    text = " ".join(render_whatif(plain).split())
+    assert "Not calibrated: absolute figures may be off by about" in text
+    assert f"{plain.error.share:.0%}" in text
+    calibrated = render_whatif(replace(plain, error=ModelError(0.02, "profile p", drawn=True)))
+    assert "Not calibrated" not in calibrated
+    assert "Changes below 2% are within a calibrated model's error." in " ".join(calibrated.split())
 
 
 def test_many_points_need_a_yes():

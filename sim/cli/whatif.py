@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sim.planning.outcome import Outcome
 
 FEW_RUNS = 8  # so few that starting other processes takes longer
+PAUSE = 5.0  # between two lines of progress that no terminal shows [s]
 
 
 @click.command()
@@ -92,7 +94,7 @@ def whatif(
         address=address,
         workers=whole("--jobs", jobs) if jobs is not None else 1 if few else None,
         out=out,
-        progress=show_progress,
+        progress=ShownProgress(),
     )
     source = inputs.source()
     answer = what_if(
@@ -141,13 +143,25 @@ def interruptible(runner: Runner, out: str | None) -> Runner:
     return run
 
 
-def show_progress(done: int, total: int, left: float) -> None:
-    """Progress on standard error: a running line on a terminal, a line every tenth elsewhere."""
-    text = f"{done}/{total} runs, {left:.0f} s left"
-    if sys.stderr.isatty():
-        click.echo(f"\r{text:<40}" + ("\n" if done == total else ""), err=True, nl=False)
-    elif total >= FEW_RUNS and done % max(1, total // 10) == 0:
-        click.echo(text, err=True)
+class ShownProgress:
+    """Progress on standard error: a running line on a terminal, a line every few seconds elsewhere.
+
+    Args:
+        clock: seconds from any origin.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last = clock()
+
+    def __call__(self, done: int, total: int, left: float) -> None:
+        """`left`: seconds to go."""
+        text = f"{done}/{total} runs, {left:.0f} s left"
+        if sys.stderr.isatty():
+            click.echo(f"\r{text:<40}" + ("\n" if done == total else ""), err=True, nl=False)
+        elif done < total and self._clock() - self._last >= PAUSE:
+            self._last = self._clock()
+            click.echo(text, err=True)
 
 
 def whole(flag: str, text: str, low: int = 1) -> int:

@@ -76,6 +76,17 @@ def model_error(scenario: Scenario, profile: Profile | None = None) -> ModelErro
     return ModelError(MEASURED, f"efficiencies of {defaults.family} measured elsewhere, not on this host")
 
 
+def error_sentences(error: ModelError, small: float) -> str:
+    """What a reader may make of figures and of their differences; `small`: below which nothing is said."""
+    told = f"changes below {small:.0%} are within a calibrated model's error."
+    if error.drawn:
+        return told.capitalize()
+    return (
+        f"Not calibrated: absolute figures may be off by about {error.share:.0%} ({error.source}). "
+        f"Differences between points are better than that; still, {told}"
+    )
+
+
 def other_models(
     scenario: Scenario, model: StepTimeModel, error: ModelError, profile: Profile | None
 ) -> list[StepTimeModel]:

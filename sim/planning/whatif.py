@@ -9,6 +9,7 @@ from itertools import pairwise
 from sim.build import ScenarioSource
 from sim.errors import BadInput
 from sim.planning.jobs import Job, Runner
+from sim.planning.margin import ModelError, model_error
 from sim.planning.outcome import Outcome
 from sim.planning.stats import Estimate, estimate, paired_difference, paired_ratio
 from sim.planning.vary import Dimension, Variant, build, full_grid, locked, one_at_a_time
@@ -93,6 +94,7 @@ class WhatIf:
     Attributes:
         random: whether the load has anything random in it; if not, one seed is as good as many.
         kept_engine: points of a load dimension ran one after the other on one engine.
+        error: how far the step times may be off, of the scenario as it is.
     """
 
     rows: tuple[Row, ...]
@@ -101,6 +103,7 @@ class WhatIf:
     random: bool
     kept_engine: bool
     notes: tuple[Note, ...]
+    error: ModelError
 
 
 def what_if(
@@ -158,6 +161,7 @@ def what_if(
         random,
         kept,
         tuple(dict.fromkeys(notes)),
+        model_error(base, profile),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sim.planning.margin import error_sentences
 from sim.planning.mechanism import explain
 from sim.planning.page import Page, Table, footer, render_page, sentence
 from sim.planning.plan_report import serve_line
@@ -68,8 +69,8 @@ def _seeds(answer: WhatIf) -> str:
     if not answer.random:
         return "Nothing in this load is random: one run says all, and only the model can be wrong."
     return (
-        f"The same requests at every point, {len(answer.seeds)} seeds; ± is the 95 % interval over seeds; "
-        f"changes below {MODEL_ERROR:.0%} are within a calibrated model's error."
+        f"The same requests at every point, {len(answer.seeds)} seeds; ± is the 95 % interval over seeds. "
+        f"{error_sentences(answer.error, MODEL_ERROR)}"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.planning.margin import error_sentences
 from sim.planning.mechanism import explain
 from sim.planning.stats import Estimate
 from sim.planning.text import wrap
@@ -129,7 +130,7 @@ def _conditions(answer: WhatIf) -> list[str]:
         text = f"{count}, the same requests at every point; ± is the 95 % interval over seeds"
     else:
         text = "nothing in this load is random: one run says all, and only the model can be wrong"
-    lines = wrap(f"{text}. Changes below {MODEL_ERROR:.0%} are within a calibrated model's error.")
+    lines = wrap(f"{text}. {error_sentences(answer.error, MODEL_ERROR)}")
     if answer.kept_engine:
         lines += wrap(
             "Points of one load setting ran one after the other on one engine, as a benchmark sweep does, so "
