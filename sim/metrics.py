@@ -28,6 +28,8 @@ from sim.workload.spec import WorkloadSpec
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+
+LONGEST_COUNTED = 1e7  # s
 Figures = dict[str, float | int | None]
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -185,11 +187,13 @@ def _peak_tokens(records: RequestRecords, ok: Bools, average: float | None) -> f
 
     A message may carry several tokens: each counts for its request's tokens per message. vLLM counts
     messages instead, so its peak can lie below the average, which cannot be. None if even ours does (a run
-    of a second or less).
+    of a second or less), and for runs of months, whose seconds are too many to count.
     """
     if not ok.any() or average is None:
         return None
     start = float(records.sent[ok].min())
+    if float(records.last_token[ok].max()) - start > LONGEST_COUNTED:
+        return None
     if isinstance(records, SimulatedRecords) and bool(ok.all()) and records.emissions.interval == 1:
         most = float(records.emissions.per_second(start).max())
         return most if most >= average else None

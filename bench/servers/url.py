@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from bench.fetch import fetch
 from bench.payload import Target
 from bench.servers.base import Exit, LaunchKind
+
+GRACE = 5.0  # s; somebody may be starting it this very moment
 
 
 class UrlServer:
@@ -21,6 +24,7 @@ class UrlServer:
         # Checks the address, and knows how to show it without a password in it.
         self._public_url = Target(base_url, "").public_url
         self._answered = False
+        self._looked_since: float | None = None
 
     @property
     def base_url(self) -> str:
@@ -31,12 +35,17 @@ class UrlServer:
         """Nothing to do."""
 
     def exited(self) -> Exit | None:
-        """Gone if it answered before and refuses connections now; a slow answer is no exit."""
+        """Gone if it refuses connections and has answered before, or has had its time to come up.
+
+        A slow answer is no exit.
+        """
         answer = fetch(self._base_url, "/health", api_key_env=self._api_key_env)
         if answer.status:
             self._answered = True
             return None
-        if self._answered and "refused" in answer.reason.lower():
+        now = time.monotonic()
+        self._looked_since = self._looked_since or now
+        if "refused" in answer.reason.lower() and (self._answered or now - self._looked_since > GRACE):
             return Exit(None, f"{self._public_url} refuses connections")
         return None
 

@@ -70,7 +70,7 @@ def _prior(gpu: GpuSpec) -> Prior:
         "sequence": 1e-6,
         "output_delay": 0.03,
     }
-    efficiencies = replace(prior.efficiencies, gemm_flops=0.3, eager_launch=5e-4)
+    efficiencies = replace(prior.efficiencies, gemm_flops=0.3, eager_launch=5e-4, moe_layer_overhead=0.0)
     return replace(prior, efficiencies=efficiencies, deviations={**prior.deviations, **wider})
 
 

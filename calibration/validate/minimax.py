@@ -102,7 +102,7 @@ def _gain(low: float | int | None, high: float | int | None) -> float:
 def _prior(gpu: GpuSpec) -> Prior:
     """Wide: the table's efficiencies are those of dense bf16 models with graphs."""
     prior = default_prior(gpu)
-    efficiencies = replace(prior.efficiencies, gemm_flops=0.13, eager_launch=1e-3)
+    efficiencies = replace(prior.efficiencies, gemm_flops=0.13, eager_launch=1e-3, moe_layer_overhead=0.0)
     wider = {
         "weight_bandwidth": 0.15,
         "gemm_flops": 0.3,

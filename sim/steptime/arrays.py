@@ -85,7 +85,7 @@ def device_seconds(model: RooflineModel, shapes: ShapeArrays) -> Floats:
     launch = np.where(shapes.eager, eff.eager_launch, np.where(shapes.piecewise, eff.piecewise_launch, 0.0))
     gemm = np.maximum(gemm, launch * cost.num_layers)
     sequences = eff.sequence * cost.num_layers * (shapes.decode_seqs + shapes.prefill_seqs)
-    overhead = eff.step_overhead + eff.layer_overhead * cost.num_layers
+    overhead = eff.fixed(cost.num_layers, cost.moe_layers)
     total = overhead + gemm + sequences + _decode_read(model, shapes) + _prefill_attention(model, shapes)
     return np.where(shapes.tokens > 0, total + _communication(model, shapes), 0.0)
 

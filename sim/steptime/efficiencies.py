@@ -33,6 +33,7 @@ BOUNDS: Mapping[str, Bound] = {
     "throttle_relax": Bound("s", 0.001, 10.0),
     "step_overhead": Bound("s", 0.0, 0.1),
     "layer_overhead": Bound("s/layer", 0.0, 0.001),
+    "moe_layer_overhead": Bound("s/layer", 0.0, 0.001),
     "sequence": Bound("s/sequence/layer", 0.0, 0.0001),
     "eager_launch": Bound("s/layer", 0.0, 0.01),
     "piecewise_launch": Bound("s/layer", 0.0, 0.01),
@@ -68,6 +69,7 @@ class Efficiencies:
         throttle, throttle_relax: see `sim.steptime.throttle.Throttle`.
         step_overhead: device time per step that no token explains (sampling, input copies, gaps).
         layer_overhead: device time per layer that no token explains (shortest duration of its kernels).
+        moe_layer_overhead: on top of it in layers with routed experts (router, permutation, small kernels).
         sequence: device time per sequence in the batch and layer.
         eager_launch, piecewise_launch: host time to launch one layer without a graph, or with attention
             outside the graph; a step cannot be shorter than its launches.
@@ -93,6 +95,7 @@ class Efficiencies:
     throttle_relax: float = 0.025
     step_overhead: float = 0.0
     layer_overhead: float = 0.0
+    moe_layer_overhead: float = 0.0
     sequence: float = 0.0
     eager_launch: float = 0.0
     piecewise_launch: float = 0.0
@@ -121,6 +124,10 @@ class Efficiencies:
     def front_end(self) -> FrontEnd:
         """The terms outside the engine's loop."""
         return FrontEnd(self.front_request, self.front_prompt_token, self.output_delay, self.output_token)
+
+    def fixed(self, num_layers: int, moe_layers: int) -> float:
+        """Device time of a step that neither tokens nor sequences explain [s]."""
+        return self.step_overhead + self.layer_overhead * num_layers + self.moe_layer_overhead * moe_layers
 
     def to_dict(self) -> dict[str, float]:
         """All coefficients by name, in a fixed order."""

@@ -177,7 +177,7 @@ class RooflineModel:
         gemm = self._ridge(self._weights(shape), self._compute(padded, shape.num_sampled))
         gemm = max(gemm, self._launch_time(launch) * cost.num_layers)
         return StepParts(
-            overhead=eff.step_overhead + eff.layer_overhead * cost.num_layers,
+            overhead=eff.fixed(cost.num_layers, cost.moe_layers),
             gemm=gemm,
             sequences=eff.sequence * cost.num_layers * (shape.num_decode_seqs + shape.num_prefill_seqs),
             kv_read=self._decode_kv_read(shape),
@@ -258,9 +258,9 @@ class RooflineModel:
         return split
 
     def _fixed(self, shape: StepShape) -> float:
-        eff, layers = self.efficiencies, self.cost.num_layers
+        eff, cost = self.efficiencies, self.cost
         sequences = shape.num_decode_seqs + shape.num_prefill_seqs
-        return eff.step_overhead + (eff.layer_overhead + eff.sequence * sequences) * layers
+        return eff.fixed(cost.num_layers, cost.moe_layers) + eff.sequence * sequences * cost.num_layers
 
     def _launch_time(self, launch: Launch) -> float:
         """Host time per layer that the step cannot be shorter than."""
