@@ -92,20 +92,22 @@ def coverage(rows: Iterable[Row]) -> tuple[int, int]:
 
 def render(outcomes: Sequence[Outcome]) -> str:
     """The table, the claims, the notes, and the pooled coverage, as text without a line end."""
-    head = f"{'show':<5} {'case':<44} {'figure':<18} {'measured':>10} {'predicted':>10} "
+    head = f"{'show':<5} {'case':<52} {'figure':<18} {'measured':>10} {'predicted':>10} "
     head += f"{'90 % interval':>23} {'error':>7} {'bound':>6}"
     lines = [head, "-" * len(head)]
     for outcome in outcomes:
         for row in outcome.rows:
             interval = f"{row.predicted.low:,.2f} .. {row.predicted.high:,.2f}"
+            if not math.isfinite(row.predicted.high):
+                interval = "unknown"
             bound = "" if row.bound is None else f"{100 * row.bound:.0f} %"
             mark = "  MISSED" if row.missed else "" if row.covered else "  outside"
             lines.append(
-                f"{row.show:<5} {row.case:<44} {row.figure:<18} {row.measured:>10,.2f} "
+                f"{row.show:<5} {row.case:<52} {row.figure:<18} {row.measured:>10,.2f} "
                 f"{row.predicted.centre:>10,.2f} {interval:>23} {100 * row.error:>+6.1f}% {bound:>6}{mark}"
             )
         lines += [
-            f"{claim.show:<5} {claim.case:<44} {claim.text}{'' if claim.held else '  MISSED'}"
+            f"{claim.show:<5} {claim.case:<52} {claim.text}{'' if claim.held else '  MISSED'}"
             for claim in outcome.claims
         ]
     for outcome in outcomes:
