@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import docker.errors
@@ -228,6 +229,41 @@ def test_a_start_may_take_an_hour_while_it_moves():
     steps = [(60.0 * minute, {"log": f"Downloading {minute} %"}) for minute in range(1, 61)]
     end = (3660.0, {"health": 200, "models": ("m",), "completion": True})
     assert Scripted([*steps, end]).wait(stall_timeout=120).ready == 3660.0
+
+
+def test_without_a_log_a_start_that_stalls_says_what_was_seen():
+    server = Scripted([(10.0, {"health": 503})])
+    with pytest.raises(EngineFailed, match=r"start_stalled: .*hangs \(it says nothing\)"):
+        server.wait(stall_timeout=100)
+
+
+@pytest.mark.parametrize(("health", "is_ready"), [(404, True), (200, True), (503, False)])
+def test_a_server_without_a_health_route_is_told_by_what_it_completes(health, is_ready):
+    class Compatible(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.answer(health if self.path == "/health" else 200, b'{"data": [{"id": "m"}]}')
+
+        def do_POST(self):
+            self.answer(200, b'{"choices": [{"text": "x"}]}')
+
+        def answer(self, status, body):
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Compatible) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            seen = http_look(f"http://127.0.0.1:{server.server_port}", "m")()
+        finally:
+            server.shutdown()
+            thread.join()
+    assert seen.completion == is_ready
 
 
 def test_a_start_that_does_not_move_is_given_up():

@@ -81,7 +81,8 @@ def http_look(
         health = fetch(base_url, "/health", api_key_env=api_key_env)
         if health.status == 0:
             return Readiness(detail=health.reason)
-        if not health.ok:
+        # Both engines have the route; other servers may not, and what they list and complete tells as much.
+        if not health.ok and health.status != 404:
             return Readiness(port_open=True, detail=f"/health says {health.status}")
         listing = fetch(base_url, "/v1/models", api_key_env=api_key_env)
         models = _model_ids(listing.json()) if listing.ok else None
@@ -189,8 +190,10 @@ def wait_ready(
         if now_seen != seen:
             moved_at, seen = clock(), now_seen
         if clock() - moved_at > stall_timeout:
-            fix = f"nothing has moved for {stall_timeout:.0f} s: it hangs (the log's last line says where)"
-            raise EngineFailed(Failure("start_stalled", "startup", _last_line(server), fix))
+            last = _last_line(server)
+            where = "the log's last line says where" if last else now_seen.detail or "it says nothing"
+            fix = f"nothing has moved for {stall_timeout:.0f} s: it hangs ({where})"
+            raise EngineFailed(Failure("start_stalled", "startup", last, fix))
         sleep(poll)
 
 
