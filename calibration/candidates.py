@@ -21,7 +21,7 @@ DECODES = 64  # output tokens of a decode-only request: enough to average over i
 SHORTEST = 16  # prompt tokens
 KV_FILL = 0.85  # of the KV pool, for the run at high occupancy; more would preempt
 CAPACITY_PROMPTS = 128
-MIXED_LEAST, MIXED_MOST = 24, 200
+MIXED_LEAST, MIXED_MOST = 12, 200
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class Plan:
         budget: seconds of load that were allowed.
         capacity: requests/s that the mixed loads are shares of, as simulated; None: no telling.
         expected: by coefficient, the deviation to expect after the fit as a share of the one before.
+        wanted: the coefficients that it is to pin.
         notes: what did not fit, and why.
     """
 
@@ -75,6 +76,7 @@ class Plan:
     budget: float
     capacity: float | None
     expected: dict[str, float]
+    wanted: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
 
     @property
@@ -131,6 +133,7 @@ def design(
         budget,
         rate,
         {name: float(share) for name, share in zip(space.names, expected, strict=True)},
+        wanted,
         tuple(notes),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,19 +13,22 @@ from bench.run import BenchOptions, run_engine
 from bench.session import Reporter, Subject
 from bench.sweep import Point
 from bench.telemetry import Gpus
-from calibration.design import Plan, PlannedRun, mixed_again
+from calibration.design import Plan, PlannedRun, design, mixed_again
 from calibration.evidence import Evidence, StepRun, client_run, step_run
 from calibration.fit import fit
-from calibration.parameters import Prior
+from calibration.parameters import Prior, default_prior
 from calibration.result import FitResult
 from sim.compare import Comparison, compare
 from sim.errors import BadInput
 from sim.results import BenchResult
 from sim.scenario import Observed, Scenario
 from sim.simulate import roofline, simulate
+from sim.steptime.scale import slowed
 
 OVERSPENT = 1.25  # an isolated run that would take the time of the mixed ones by this factor is shortened
 FEWEST = 2
+PILOT = 4  # requests
+OFF_PACE = 1.3  # a plan for an engine this much faster than the real one would not fit its time
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,31 +66,39 @@ class Calibration:
 
 
 class Director:
-    """Decides, run by run, what is sent next: keeps to the budget, and sets mixed loads by what was seen."""
+    """Decides, run by run, what is sent next.
+
+    A few requests go first: an engine that is a good deal slower or faster than simulated gets a plan anew.
+    Each isolated run is shortened if time runs out, and the mixed loads are set by what came before them.
+    """
 
     def __init__(self, scenario: Scenario, plan: Plan, prior: Prior | None = None) -> None:
         self.scenario = scenario
         self.sent: list[PlannedRun] = []
         self._plan = plan
-        self._prior = prior
+        self._prior = default_prior(scenario.gpu) if prior is None else prior
         self._isolated = [run for run in plan.runs if not _is_mixed(run)]
         self._mixed = [run for run in plan.runs if _is_mixed(run)]
-        self._asked_again = False
+        self._mixed_is_set = not self._isolated
 
     def more(self, results: Mapping[str, BenchResult]) -> list[Point]:
         """The next run, as a point of a sweep; none: all is measured."""
+        if not self.sent and self._isolated:
+            return [self._send(pilot(self._isolated[0], self.scenario.seed))]
         done = [run for run in self.sent if run.label in results]
         if done:
             self.scenario = observed(self.scenario, results[done[-1].label])
         used = sum(results[run.label].duration for run in done)
-        expected = sum(run.seconds for run in done)
-        pace = used / expected if expected > 0 else 1.0
+        pace = used / max(1e-9, sum(run.seconds for run in done)) if done else 1.0
+        if len(self.sent) == 1 and abs(math.log(pace)) > math.log(OFF_PACE):
+            self._plan_anew(pace, used)
+            pace = 1.0
         while self._isolated:
             run = _shortened(self._isolated.pop(0), pace, self._plan, used)
             if run is not None:
                 return [self._send(run)]
-        if self._mixed and not self._asked_again:
-            self._asked_again = True
+        if self._mixed and not self._mixed_is_set:
+            self._mixed_is_set = True
             self._mixed = self._retimed(done, results, self._plan.budget - used)
         return [self._send(self._mixed.pop(0))] if self._mixed else []
 
@@ -94,14 +106,38 @@ class Director:
         self.sent.append(run)
         return Point(run.label, run.spec)
 
+    def _plan_anew(self, pace: float, used: float) -> None:
+        """The same plan for an engine whose steps take `pace` times as long as believed."""
+        left = self._plan.budget - used
+        self.sent[0] = replace(self.sent[0], seconds=used)
+        if left <= 0:
+            self._isolated, self._mixed = [], []
+            return
+        believed = slowed(self._prior.efficiencies, pace)
+        again = design(
+            self.scenario, budget=left, lacking=self._plan.wanted, prior=self._prior, believed=believed
+        )
+        self._plan = replace(again, budget=self._plan.budget)
+        self._isolated = [run for run in again.runs if not _is_mixed(run)]
+        self._mixed = [run for run in again.runs if _is_mixed(run)]
+
     def _retimed(
         self, done: Sequence[PlannedRun], results: Mapping[str, BenchResult], left: float
     ) -> list[PlannedRun]:
-        if not done:
-            return self._mixed
         evidence = [client_run(results[run.label], run.label, under(self.scenario, run)) for run in done]
-        found = fit(evidence, self._prior)
+        try:
+            found = fit(evidence, self._prior)
+        except BadInput:  # too little was measured in the time to know better
+            return self._mixed
         return mixed_again(self._plan, self.scenario, found.efficiencies, left)
+
+
+def pilot(first: PlannedRun, seed: int) -> PlannedRun:
+    """A few requests of a plan's first run, to see how fast the engine is."""
+    count = min(PILOT, first.spec.num_prompts)
+    spec = replace(first.spec, num_prompts=count, seed=seed + 999)
+    seconds = first.seconds * count / first.spec.num_prompts
+    return PlannedRun("pilot", "how fast the engine is", spec, seconds)
 
 
 def measure(
