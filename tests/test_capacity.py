@@ -52,7 +52,7 @@ def test_md1_capacity_equals_the_formula(rho):
     # Pollaczek and Khinchine: mean time in system s + rho s / (2 (1 - rho)); one step serves one request.
     step = 0.1
     limit = step + rho * step / (2 * (1 - rho))
-    found = planned(scenario(), [f"mean ttft <= {limit}s"], FixedSteps(step), Effort(1200, 5))
+    found = planned(scenario(), [f"mean ttft <= {limit}s"], FixedSteps(step), Effort(800, 5))
     assert found.low <= rho / step <= found.high
     assert found.high - found.low < 0.3 * rho / step
     assert found.binding == "mean TTFT"
@@ -81,7 +81,7 @@ def test_mmc_capacity_equals_the_formula(tmp_path):
     rate = rho * servers / service
     wait = erlang_c(servers, rho * servers) / (servers / service - rate)
     # A first token waits for its slot, for half of the step in progress, and for its own step.
-    found = planned(what, [f"mean ttft <= {wait + 1.5 * step}s"], FixedSteps(step), Effort(700, 4))
+    found = planned(what, [f"mean ttft <= {wait + 1.5 * step}s"], FixedSteps(step), Effort(600, 6))
     assert found.low <= rate <= found.high
     assert found.high - found.low < 0.3 * rate
     assert found.cause.cause == "slots"
@@ -124,10 +124,12 @@ def test_same_question_same_answer_and_seeds_agree():
     for seed in (0, 0, 100):
         what = replace(scenario(), seed=seed)
         answers.append(
-            capacity(what, objectives, step_time=FixedSteps(0.1), effort=Effort(600, 4), error=NONE)
+            capacity(what, objectives, step_time=FixedSteps(0.1), effort=Effort(300, 4), error=NONE)
         )
     assert answers[0] == answers[1]
-    assert answers[0].low <= answers[2].level.value <= answers[0].high
+    assert answers[2] != answers[0]
+    assert answers[2].low <= answers[0].high
+    assert answers[0].low <= answers[2].high
 
 
 def test_model_error_moves_the_answer_by_as_much():
@@ -166,7 +168,7 @@ def kv_capacity(tokens, limit, bandwidth=1.0):
     return capacity(replace(what, gpu=gpu), slos, effort=Effort(100, 1), error=NONE).level.value
 
 
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=2, deadline=None, derandomize=True)
 @given(st.integers(600, 3000), st.integers(150, 600), st.integers(0, 2))
 def test_more_of_anything_never_lowers_the_answer(tokens, limit, which):
     more = [(2 * tokens, limit, 1.0), (tokens, 2 * limit, 1.0), (tokens, limit, 2.0)][which]
