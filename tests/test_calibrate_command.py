@@ -20,6 +20,8 @@ from tests.real.dummy_model import write
 
 FAKE = Path(__file__).parent / "fakes" / "fake_engine.py"
 
+pytestmark = pytest.mark.usefixtures("any_machine")
+
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import overhead
 from bench.launch import LaunchOptions
 from bench.run import BenchOptions, run_engine
 from bench.serial import subjects_of
@@ -28,10 +27,7 @@ from tests.real.dummy_model import write
 FAKE = Path(__file__).parent / "fakes" / "fake_engine.py"
 
 
-@pytest.fixture(autouse=True)
-def any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests that leave late on a busy machine are no subject here; test_validity has them."""
-    monkeypatch.setattr(overhead, "SLIP_FLOOR", 30.0)
+pytestmark = pytest.mark.usefixtures("any_machine")
 
 
 @pytest.fixture
