@@ -26,6 +26,8 @@ from sim.resultfile import read_result
 from sim.workload.spec import FileDataset, WorkloadSpec
 from tests.real.dummy_model import write
 
+pytestmark = pytest.mark.usefixtures("any_machine")
+
 ROOT = Path(__file__).parents[1]
 FAKE = Path(__file__).parent / "fakes" / "fake_engine.py"
 
