@@ -26,8 +26,13 @@ from sim.steptime.throttle import warmth
 
 Floats = NDArray[np.float64]
 
-# The share of each run that is replayed, round after round: the first rounds find the way, the last decides.
-SHARES = (0.25, 0.25, 1.0)
+# The first rounds find the way: part of each run, replayed at the measured pace. Later ones leave the pace to
+# the coefficients, which by then keep it better than a mean gap per request can tell it, and go on until no
+# coefficient moves by more than a share of its own uncertainty.
+PACED_ROUNDS = 2
+PACED_SHARE = 0.25
+MOST_ROUNDS = 6
+SETTLED = 0.3
 FEW = 300  # requests of a run that are always replayed
 
 
@@ -119,19 +124,24 @@ class _Aligner:
         space, vector = self._space, self._space.start()
         estimate: Estimate | None = None
         runs: list[AlignedRun] = []
-        shares = SHARES if any(isinstance(e, ClientRun) for e in self._evidence) else (1.0,)
-        for share in shares:
-            at = space.unpack(vector)
-            runs = [self._line_up(i, at, share) for i in range(len(self._evidence))]
+        rounds = 0 if any(isinstance(e, ClientRun) for e in self._evidence) else MOST_ROUNDS - 1
+        while rounds < MOST_ROUNDS:
+            rounds += 1
+            paced = rounds <= PACED_ROUNDS
+            at, share = space.unpack(vector), PACED_SHARE if paced else 1.0
+            runs = [self._line_up(i, at, share, paced) for i in range(len(self._evidence))]
             estimate = regress(runs, space, vector)
+            moved = np.abs(estimate.vector - vector) / np.sqrt(np.diag(estimate.covariance))
             vector = estimate.vector
+            if rounds > PACED_ROUNDS + 1 and float(moved.max()) < SETTLED:
+                break
         assert estimate is not None
         quiet = self._silent(estimate)
         if quiet and len(quiet) < len(space.names):
             estimate = self._without(runs, estimate, quiet)
-        return self._result(runs, estimate, len(shares))
+        return self._result(runs, estimate, rounds)
 
-    def _line_up(self, index: int, efficiencies: Efficiencies, share: float) -> AlignedRun:
+    def _line_up(self, index: int, efficiencies: Efficiencies, share: float, paced: bool) -> AlignedRun:
         evidence, base = self._evidence[index], self._bases[index]
         model = replace(base, efficiencies=efficiencies)
         if isinstance(evidence, StepRun):
@@ -149,7 +159,7 @@ class _Aligner:
                 requests.requests,
                 model,
                 account_of(evidence.scenario),
-                pace=pace_of(requests, efficiencies.output_delay),
+                pace=pace_of(requests, efficiencies.output_delay) if paced else None,
             )
             self._shapes[index] = run.shapes
             rows = align(run, requests, efficiencies.front_end)

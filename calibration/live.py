@@ -37,7 +37,7 @@ from calibration.live_plan import (
 from calibration.live_report import Outcome, SettingOutcome, judge_setting, report_json, report_text
 from calibration.parameters import Prior
 from calibration.result import FitResult
-from calibration.session import Calibration, Director, calibrate, gathered, steps_within
+from calibration.session import Calibration, Director, calibrate, gathered, steps_file, steps_within
 from sim.build import ScenarioSource, read_source
 from sim.errors import ServecastError
 from sim.results import BenchResult
@@ -85,11 +85,11 @@ class SettingRun:
     def __init__(self, setting: Setting, subject: Subject, plan: Plan, prior: Prior, how: Validation) -> None:
         self.setting = setting
         self.subject = subject
-        self.director = Director(subject.scenario, plan, prior)
         self.loads: list[Load] = []
         self.calibration: Calibration | None = None
         self._prior = prior
         self._how = how
+        self.director = Director(subject.scenario, plan, prior, steps_file(subject, self.options()))
         self._waiting: list[Load] | None = None
 
     def options(self) -> BenchOptions:

@@ -24,7 +24,7 @@ UNKNOWN_HOST = {
     "kv_bandwidth": 0.5,
     "attention_flops": 0.5,
     "step_overhead": 0.01,
-    "front_request": 0.01,
+    "front_request": 5.0e-4,
     "output_delay": 0.01,
 }
 # One start of an engine against the next on the same host [of the logarithm, or s].
@@ -34,7 +34,7 @@ NEXT_START = {
     "kv_bandwidth": 0.15,
     "attention_flops": 0.15,
     "step_overhead": 0.005,
-    "front_request": 0.003,
+    "front_request": 3.0e-4,
     "output_delay": 0.003,
 }
 

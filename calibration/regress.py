@@ -93,13 +93,14 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
         efficiencies = space.unpack(values)
         return np.concatenate([run.rows.measured - run.predicted(efficiencies) for run in runs])
 
-    for _ in range(rounds):
+    for round_number in range(rounds):
         rows = residuals_at(vector)
         scales = np.array(
             [_scale(rows[kinds == k] / lengths[kinds == k], sizes[kinds == k]) for k in KIND_IDS]
         )
         sigma = scales[kinds] * lengths
-        weight = _effective(rows / sigma, blocks)
+        # Before anything is fitted all rows err to one side, which says nothing of how they err together.
+        weight = _effective(rows / sigma, blocks) if round_number else 1.0
 
         def objective(values: Floats, sigma: Floats = sigma, weight: float = weight) -> Floats:
             data = _huber_root(residuals_at(values) / sigma) * np.sqrt(weight)
@@ -217,5 +218,6 @@ def _sandwich(jacobian: Floats, z: Floats, blocks: NDArray[np.int64], width: Flo
     # With the design effect in the weight, data and prior stand on one scale.
     weight = _effective(z, blocks)
     bread = np.linalg.inv(weight * curvature + np.diag(width**-2.0))
+    meat = meat * (count / (count - jacobian.shape[1]))
     found: Floats = bread @ (weight**2 * meat + np.diag(width**-2.0)) @ bread
     return found

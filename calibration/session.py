@@ -72,10 +72,14 @@ class Director:
     Each isolated run is shortened if time runs out, and the mixed loads are set by what came before them.
     """
 
-    def __init__(self, scenario: Scenario, plan: Plan, prior: Prior | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, plan: Plan, prior: Prior | None = None, steps: Path | None = None
+    ) -> None:
+        """`steps` is where the step probe writes, if there is one."""
         self.scenario = scenario
         self.sent: list[PlannedRun] = []
         self._plan = plan
+        self._steps = steps
         self._prior = default_prior(scenario.gpu) if prior is None else prior
         self._isolated = [run for run in plan.runs if not _is_mixed(run)]
         self._mixed = [run for run in plan.runs if _is_mixed(run)]
@@ -124,9 +128,15 @@ class Director:
     def _retimed(
         self, done: Sequence[PlannedRun], results: Mapping[str, BenchResult], left: float
     ) -> list[PlannedRun]:
-        evidence = [client_run(results[run.label], run.label, under(self.scenario, run)) for run in done]
+        measured = Measured(
+            self.scenario,
+            tuple(done),
+            {run.label: results[run.label] for run in done},
+            {run.label: Path(run.label) for run in done},
+            self._steps if self._steps is not None and self._steps.exists() else None,
+        )
         try:
-            found = fit(evidence, self._prior)
+            found = fit(evidence_of(measured), self._prior)
         except BadInput:  # too little was measured in the time to know better
             return self._mixed
         return mixed_again(self._plan, self.scenario, found.efficiencies, left)
@@ -154,7 +164,7 @@ def measure(
         EngineFailed: the engine did not start.
         BadInput: a run came out INVALID: nothing may be fitted to it.
     """
-    director = Director(subject.scenario, plan, prior)
+    director = Director(subject.scenario, plan, prior, steps_file(subject, options))
     results = run_engine(subject, (), options, gpus, reporter, more=director.more)
     return gathered(subject, director, results, options)
 
@@ -176,14 +186,19 @@ def gathered(
         if result.verdict.status == "INVALID":
             reasons = "; ".join(note.text for note in result.verdict.reasons)
             raise BadInput(str(files[run.label]), "INVALID", f"cannot calibrate ({reasons})")
-    steps = options.result_dir / f"{subject.stem}.steps.jsonl"
+    steps = steps_file(subject, options)
     return Measured(
         director.scenario,
         tuple(director.sent),
         by_label,
         files,
-        steps if options.launch.probe and steps.exists() else None,
+        steps if steps is not None and steps.exists() else None,
     )
+
+
+def steps_file(subject: Subject, options: BenchOptions) -> Path | None:
+    """Where the step probe of this engine writes; None without the probe."""
+    return options.result_dir / f"{subject.stem}.steps.jsonl" if options.launch.probe else None
 
 
 def calibrate(measured: Measured, prior: Prior | None = None) -> Calibration:

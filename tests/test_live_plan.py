@@ -197,7 +197,8 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
         gemm_flops=0.4,
         kv_bandwidth=0.3,
         attention_flops=0.15,
-        front_request=0.006,
+        front_request=0.001,
+        output_delay=0.012,
     )
     how = Validation(("vllm",), tmp_path / "half", tmp_path / "out", repeats=1, quick=True)
     plan = design(subject.scenario, budget=80.0, prior=prior)

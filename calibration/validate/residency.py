@@ -83,7 +83,7 @@ def _untouched(runs: dict[int, ClientRun], tables: Prior) -> list[Row]:
         figures = figures_of(run.scenario, run.requests.requests, tables.efficiencies)
         unknown = {key: Interval(float(v), 0.0, math.inf) for key, v in figures.items() if v}
         case = f"H100 Qwen3-14B {rate}/s, kernel tables alone"
-        rows += rows_for(KERNELS, case, measured_figures(run.requests), unknown, dict(STATED))
+        rows += rows_for(KERNELS, case, measured_figures(run.requests), unknown, STATED, held_out=False)
     return rows
 
 
@@ -105,7 +105,8 @@ def _case(
         assert requests is not None
         measured = measured_figures(requests)
         case = f"H100 Qwen3-14B {rate}/s, {told}"
-        rows += rows_for(show, case, measured, foresee(runs[rate], models), bounds)
+        predicted = foresee(runs[rate], models)
+        rows += rows_for(show, case, measured, predicted, bounds, held_out=show == SHOW)
     return rows
 
 

@@ -20,7 +20,8 @@ class Row:
         case: the run, and what the fit had seen.
         figure: its name, with its unit.
         bound: largest absolute relative error allowed, or None where the error is only stated.
-        held_out: whether the fit has not seen this run; only those count for coverage.
+        held_out: whether the row counts for coverage: the fit has not seen this run, and it is no second look
+            at one that counts already.
     """
 
     show: str
@@ -86,7 +87,7 @@ def rows_for(
 
 def coverage(rows: Iterable[Row]) -> tuple[int, int]:
     """How many held-out figures lie within their intervals, of how many."""
-    counted = [row for row in rows if row.held_out and math.isfinite(row.predicted.high)]
+    counted = [row for row in rows if row.held_out]
     return sum(row.covered for row in counted), len(counted)
 
 

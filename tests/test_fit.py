@@ -1,0 +1,140 @@
+import numpy as np
+import pytest
+
+from calibration.evidence import StepRun
+from calibration.fit import default_free, first_part, fit
+from calibration.parameters import default_prior, space_of
+from calibration.search import Objective, cma, minimise, targets
+from calibration.validate.truth import (
+    CLIENT_COEFFICIENTS,
+    STEP_COEFFICIENTS,
+    measured_run,
+    measured_steps,
+    prior,
+    recovered,
+    scenario,
+    truth_near,
+)
+from sim.errors import BadInput
+from sim.steptime.efficiencies import BOUNDS
+
+
+def share(found):
+    inside, count = (sum(pair[i] for pair in found.values()) for i in (0, 1))
+    return inside / count, count
+
+
+def test_timed_steps_give_back_the_coefficients_that_made_them():
+    inside, count = share(recovered("steps", STEP_COEFFICIENTS, range(12)))
+    assert count > 30
+    assert inside > 0.8
+
+
+def test_client_latencies_give_back_the_coefficients_that_made_them():
+    inside, count = share(recovered("client", CLIENT_COEFFICIENTS, range(2)))
+    assert count >= 4
+    assert inside >= 0.6
+
+
+def test_token_times_are_used():
+    truth = truth_near(prior(), CLIENT_COEFFICIENTS, 3)
+    whole = fit([measured_run(truth, 3, count=60)], prior(), CLIENT_COEFFICIENTS)
+    pieces = fit([measured_run(truth, 3, count=60, token_times=True)], prior(), CLIENT_COEFFICIENTS)
+    assert pieces.rows > whole.rows
+
+
+def test_what_the_data_do_not_show_keeps_its_prior():
+    believed = prior()
+    truth = truth_near(believed, ("gemm_flops",), 1)
+    steps = measured_steps(truth, 1)
+    decodes = tuple(s for s in steps.shapes if not s.num_prefill_seqs)
+    keep = np.array([not s.num_prefill_seqs for s in steps.shapes])
+    evidence = StepRun(steps.name, steps.scenario, decodes, steps.seconds[keep], steps.start[keep])
+    found = fit([evidence], believed, ("kv_bandwidth", "weight_bandwidth", "attention_flops"))
+    assert found.status["attention_flops"] == "prior"
+    assert found.value("attention_flops") == pytest.approx(believed.efficiencies.attention_flops)
+    assert found.status["kv_bandwidth"] == "fitted"
+
+
+def test_every_coefficient_stays_within_physics():
+    truth = truth_near(prior(), STEP_COEFFICIENTS, 4)
+    evidence = measured_steps(truth, 4)
+    impossible = StepRun(
+        evidence.name, evidence.scenario, evidence.shapes, evidence.seconds / 2.5, evidence.start
+    )
+    found = fit([impossible], prior(), STEP_COEFFICIENTS)
+    for name in STEP_COEFFICIENTS:
+        assert BOUNDS[name].low <= found.value(name) <= BOUNDS[name].high
+        low, high = found.interval(name)
+        assert BOUNDS[name].low <= low <= high <= BOUNDS[name].high
+
+
+def test_outliers_pull_little():
+    truth = truth_near(prior(), STEP_COEFFICIENTS, 5)
+    clean = measured_steps(truth, 5)
+    seconds = clean.seconds.copy()
+    seconds[::20] *= 8.0
+    dirty = StepRun(clean.name, clean.scenario, clean.shapes, seconds, clean.start)
+    a = fit([clean], prior(), STEP_COEFFICIENTS)
+    b = fit([dirty], prior(), STEP_COEFFICIENTS)
+    assert b.value("gemm_flops") == pytest.approx(a.value("gemm_flops"), rel=0.03)
+
+
+def test_fewer_points_than_coefficients_are_refused():
+    steps = measured_steps(prior().efficiencies, 0, count=3)
+    with pytest.raises(BadInput, match=r"steps-0.*3 measured points for 5 coefficients"):
+        fit([steps], prior(), STEP_COEFFICIENTS)
+
+
+def test_unknown_coefficients_are_refused():
+    with pytest.raises(BadInput, match="tile"):
+        space_of(default_prior(scenario().gpu), ["tile"])
+
+
+def test_free_coefficients_follow_the_scenario():
+    assert "allreduce_latency" not in default_free(scenario())
+    assert "throttle" in default_free(scenario())
+
+
+def test_the_first_part_of_a_run_leaves_out_what_later_requests_touched():
+    run = measured_run(prior().efficiencies, 7, count=400, rate=20.0)
+    assert run.requests is not None
+    part = first_part(run.requests, 0.25)
+    assert len(part) == 300
+    cut = run.requests.requests[300].arrival
+    ends = np.array([r.arrival for r in part.requests]) + part.ttft + part.decode
+    assert np.nanmax(ends) < cut
+    assert np.isnan(part.decode).any()
+
+
+def test_figures_alone_are_fitted_by_search():
+    believed = prior()
+    names = ("gemm_flops", "step_overhead")
+    truth = truth_near(believed, names, 2)
+    run = measured_run(truth, 2, count=60, noise=0.0)
+
+    def simulate(_, model):
+        ours = measured_run(model.efficiencies, 2, count=60, noise=0.0).requests
+        return {
+            "mean_ttft_ms": float(ours.ttft.mean() * 1e3),
+            "mean_tpot_ms": float((ours.decode / (ours.output_len - 1)).mean() * 1e3),
+        }
+
+    figures = simulate(run, type("M", (), {"efficiencies": truth}))
+    bare = type(run)(run.name, run.scenario, figures)
+    space = space_of(believed, names)
+    found, _ = minimise(Objective([bare], space, simulate), space.start())
+    got = space.unpack(found)
+    assert got.gemm_flops == pytest.approx(truth.gemm_flops, rel=0.06)
+    assert set(targets(bare)) == {"mean_ttft_ms", "mean_tpot_ms"}
+
+
+def test_cma_finds_the_minimum_of_a_jagged_bowl():
+    goal = np.array([0.7, -1.2, 0.4])
+
+    def jagged(x):
+        return float(np.sum((x - goal) ** 2) + 0.05 * np.sum(np.floor(8 * x) % 2))
+
+    bounds = (np.full(3, -3.0), np.full(3, 3.0))
+    best = cma(jagged, np.zeros(3), np.ones(3), bounds, generations=60)
+    assert np.abs(best - goal).max() < 0.3
