@@ -55,8 +55,9 @@ def test_what_is_measured_is_what_the_prompts_imply(engine: Engine, model: Path,
         "--probe",
     )
     status, output = run.wait()
-    assert status in (0, 3), output  # 3: late on a busy machine; the reasons are checked below
+    assert status == 0, output
     result = read_result(run.out / "run-c1.json")
+    assert result.verdict.status != "INVALID"
     assert reasons(result) <= TIMING
     # Tokens: asked for, counted by the client, counted by the server.
     assert result.aggregates["completed"] == PROMPTS
@@ -113,7 +114,7 @@ def test_a_starved_pool_preempts_and_every_answer_is_whole(
         random_load(32, 16, 100, 200),
     )
     status, output = run.wait()
-    assert status in (0, 3), output
+    assert status == 0, output
     result = read_result(run.out / "run-c16.json")
     assert reasons(result) <= TIMING
     assert result.records is not None
