@@ -123,7 +123,7 @@ def main() -> int:
     )
     slos = parse_slos([objective])
     print(f"\nplanned: {capacity['value']:.3g} requests/s ({capacity['low']:.3g} to {capacity['high']:.3g})")
-    measured = sorted(judged(slos, path) for path in runs.glob("**/*.json") if "rate" in path.name)
+    measured = sorted(judged(slos, path) for path in runs.glob("**/*-r*.json"))
     good = len(measured) == len(SHARES)
     for share, (rate, value, used) in zip(SHARES, measured, strict=False):
         kept = used <= 1.0

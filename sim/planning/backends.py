@@ -15,6 +15,9 @@ from sim.errors import BadInput
 BACKENDS = ("loky", "dask", "ray")
 ANSWER_WITHIN = 5.0  # seconds until an address counts as unreachable
 JOIN_WITHIN = 20.0  # a Ray head that is there lets a client in within seconds
+RAY_BATCH = 8
+# Simulations leave a busy machine's own raylet little time to answer.
+PATIENT = {"health_check_timeout_ms": 60_000, "health_check_failure_threshold": 20}
 _PORTS = {"dask": 8786, "ray": 10001}
 _ADDRESS = re.compile(r"(?:[a-z]+://)?(\[[0-9a-fA-F:]+\]|[^:/\s]+)(?::(\d+))?/?")
 
@@ -104,7 +107,7 @@ def _ray(address: str | None, count: int) -> Iterator[dict[str, Any]]:
         quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
         try:
             if address is None:
-                ray.init(num_cpus=count, **quiet)
+                ray.init(num_cpus=count, _system_config=PATIENT, **quiet)
             else:
                 _within(
                     JOIN_WITHIN,
@@ -114,7 +117,8 @@ def _ray(address: str | None, count: int) -> Iterator[dict[str, Any]]:
             raise BadInput("--address", address, f"is no Ray head ({_one_line(error)})") from None
     register_ray()
     try:
-        yield {"n_jobs": count if address is None else -1, "backend": "ray"}
+        # Ray's pool takes a fifth of a second per task, however small, and does not batch them itself.
+        yield {"n_jobs": count if address is None else -1, "backend": "ray", "batch_size": RAY_BATCH}
     finally:
         if started:
             ray.shutdown()

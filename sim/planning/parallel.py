@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,17 +81,25 @@ class Sweep:
             for job in jobs:
                 yield job, self._run(job)
             return
-        with backend(self._backend, self._address, self._workers) as arguments:
-            left = {job.key: job for job in jobs}
-            breaks = 0
-            while left and breaks < MAX_BREAKS:
-                before = len(left)
-                with suppress(*broken_pool_errors()):
-                    for key, outcome in _stream(self._run, list(left.values()), arguments):
-                        yield left.pop(key), outcome
-                breaks = breaks + 1 if len(left) == before else 0
-            for job in list(left.values()):
-                yield job, _alone(self._run, job, arguments)
+        left = {job.key: job for job in jobs}
+        breaks = 0
+        while left and breaks < MAX_BREAKS:
+            before = len(left)
+            # A pool that broke may have taken its local cluster along: each try begins with a new one.
+            with (
+                self._up() as arguments,
+                suppress(*broken_pool_errors(), *dead_cluster_errors(self._backend)),
+            ):
+                for key, outcome in _stream(self._run, list(left.values()), arguments):
+                    yield left.pop(key), outcome
+            breaks = breaks + 1 if len(left) == before else 0
+        if left:
+            with self._up() as arguments:
+                for job in list(left.values()):
+                    yield job, _alone(self._run, job, arguments)
+
+    def _up(self) -> AbstractContextManager[dict[str, Any]]:
+        return backend(self._backend, self._address, self._workers)
 
 
 def broken_pool_errors() -> tuple[type[BaseException], ...]:
@@ -108,16 +116,22 @@ def broken_pool_errors() -> tuple[type[BaseException], ...]:
     return tuple(errors)
 
 
+def dead_cluster_errors(name: str) -> tuple[type[BaseException], ...]:
+    """What a cluster's library raises when it is asked for a cluster that has gone."""
+    return (KeyError,) if name == "ray" else ()  # ray.util.multiprocessing looks up the cluster's CPUs
+
+
 def _stream(run: RunJob, jobs: Sequence[Job], arguments: dict[str, Any]) -> Iterator[tuple[str, Outcome]]:
     """Results as they come; in chunks where the backend cannot do so."""
     from joblib import Parallel, delayed
 
     try:
-        parallel = Parallel(return_as="generator_unordered", batch_size=1, **arguments)
-    except ValueError:
+        parallel = Parallel(return_as="generator_unordered", **arguments)
+    except ValueError:  # joblib: this backend cannot return a generator
         size = CHUNK * (os.cpu_count() or 1)
-        for i in range(0, len(jobs), size):
-            yield from Parallel(**arguments)(delayed(_keyed)(run, job) for job in jobs[i : i + size])
+        with Parallel(**arguments) as kept:  # one pool for all chunks
+            for i in range(0, len(jobs), size):
+                yield from kept(delayed(_keyed)(run, job) for job in jobs[i : i + size])
         return
     yield from parallel(delayed(_keyed)(run, job) for job in jobs)
 
