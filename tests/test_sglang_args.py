@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from sim.build import build_scenario
 from sim.commands.serve import parse_serve_command
 from sim.engines.sglang.args import default_max_running_requests, resolve
+from sim.engines.sglang.engine import ENGINE
 from sim.engines.sglang.graphs import decode_batch_sizes, prefill_token_buckets
+from sim.engines.sglang.scheduler import SglangScheduler
 from sim.errors import BadInput
 from sim.gpus import find_gpu
 from sim.model import MlaConfig, ModelConfig
@@ -147,6 +150,24 @@ def test_new_token_ratio() -> None:
     assert run(env=env)[0]["new_token_ratio_decay"] == pytest.approx(0.5 * 0.86 / 100)
 
 
+def test_the_scheduler_starts_with_the_ratio_of_the_environment() -> None:
+    env = "SGLANG_INIT_NEW_TOKEN_RATIO=0.5 SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR=0.2"
+    for given, init, low in (("", 0.7, 0.098), (env, 0.5, 0.1)):
+        scenario = build_scenario(
+            serve=f"{given} python -m sglang.launch_server --model-path Qwen/Qwen3-8B",
+            bench="vllm bench serve --dataset-name random --num-prompts 2",
+            gpu="H100",
+        )
+        assert not any("NEW_TOKEN_RATIO" in note.subject for note in scenario.notes)
+        pool = ENGINE.account(
+            scenario.model, scenario.gpu, scenario.gpu_count, scenario.engine, scenario.observed
+        )
+        scheduler = ENGINE.make_scheduler(scenario.engine, pool, [], 0)
+        assert isinstance(scheduler, SglangScheduler)
+        assert scheduler.ratio.current == scheduler.ratio.init == pytest.approx(init)
+        assert scheduler.ratio.min == pytest.approx(low)
+
+
 def test_other_defaults() -> None:
     engine, notes = run()
     assert engine["schedule_policy"] == "fcfs"
@@ -234,6 +255,12 @@ def test_what_the_engine_refuses(flags: str, field: str, word: str) -> None:
         run(flags)
     assert caught.value.field == field
     assert word in str(caught.value)
+
+
+def test_fp8_weights_need_ampere() -> None:
+    with pytest.raises(BadInput, match=r"--quantization: 'fp8': .*8\.0, .*T4.* has 7\.5"):
+        run("--quantization fp8", card="T4")
+    assert run("--quantization fp8", card="A100")[0]["quantization"] == "fp8"
 
 
 def test_bad_environment_number() -> None:

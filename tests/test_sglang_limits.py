@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sim.engines.sglang.config import SglangSchedulerConfig
+from sim.engines.sglang.engine import refuse_hopeless
 from sim.engines.sglang.scheduler import SglangScheduler
 from sim.errors import BadInput, EngineStuck
 from sim.request import Request
@@ -19,6 +24,29 @@ def test_a_refusal_with_nothing_running_hangs() -> None:
     ):
         play(ask("A", 150, 100), **args)
     assert outcome(ask("A", 150, 47), **args)["A"] == ["length", 47, 0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 250), st.integers(1, 150), st.sampled_from([1, 4, 16]), st.booleans())
+def test_what_can_never_be_admitted_is_refused_before_anything_runs(
+    prompt_len: int, max_tokens: int, page: int, ends: bool
+) -> None:
+    args = {"disable_radix_cache": True, "max_total_tokens": 256, "page_size": page}
+    stop = {"stop_after": 1} if ends else {}
+    asked = ask("A", prompt_len, max_tokens, **stop)
+    config = SglangSchedulerConfig(**{**ARGS, **args})
+    request = Request("A", ((1, prompt_len),), max_tokens, stop_after=1 if ends else None)
+    hopeless = False
+    with suppress(EngineStuck):
+        hopeless = True
+        refuse_hopeless(config, [request])
+        hopeless = False
+    if hopeless:
+        with pytest.raises(EngineStuck, match=r"hangs: nothing runs, yet request A"):
+            play(asked, **args)
+        return
+    if not ends and prompt_len < 256 - 6:
+        assert outcome(asked, **args)["A"][0] == "length"
 
 
 def test_a_chunk_below_a_page_hangs() -> None:

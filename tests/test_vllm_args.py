@@ -344,6 +344,20 @@ def test_quantised_checkpoints() -> None:
         run("--quantization fp8", model=awq)
 
 
+def test_a_gpu_without_the_kernels_of_a_quantisation_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"--quantization: 'fp8': .*7\.5, V100\S* has 7\.0"):
+        run("--quantization fp8", card="V100")
+    for method, activation in (("fp8", "fp8"), ("compressed-tensors", "fp8"), ("awq", "bf16")):
+        model = replace(MODEL, quant=QuantConfig(method, 8.0, activation, ()))
+        with pytest.raises(BadInput, match=rf"--quantization: '{method}': needs .* V100"):
+            run("", card="V100", model=model)
+        assert run("", card="T4", model=model)[0]["quantization"] == method
+        assert run("", card="MI300X", model=model)[0]["quantization"] == method
+    ints = replace(MODEL, quant=QuantConfig("compressed-tensors", 4.0, "bf16", ()))
+    assert run("", card="V100", model=ints)[0]["quantization"] == "compressed-tensors"
+    assert run("--quantization fp8", card="A100")[0]["quantization"] == "fp8"
+
+
 @pytest.mark.parametrize(
     ("flags", "field", "word"),
     [

@@ -17,6 +17,7 @@ from __future__ import annotations
 from sim.commands.given import Given
 from sim.commands.numbers import real, whole
 from sim.commands.serve import ServeCommand
+from sim.engines.quantised import check_capability
 from sim.engines.sglang.graphs import resolve_graphs
 from sim.engines.sglang.memory_defaults import (
     default_chunked_prefill_size,
@@ -36,6 +37,19 @@ DEFAULT_VERSION = "0.5.21"
 POLICIES = ("fcfs", "lpm", "dfs-weight", "lof", "random")
 _CACHE_AWARE = {"lpm", "dfs-weight"}
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+# `get_min_capability` in layers/quantization/, 0.5.21.
+_CAPABILITIES = {
+    "fp8": (8, 0),
+    "w8a8_fp8": (8, 9),
+    "w8a8_int8": (7, 5),
+    "awq": (7, 5),
+    "awq_marlin": (8, 0),
+    "gptq_marlin": (8, 0),
+    "nvfp4": (8, 0),
+    "modelopt_fp4": (8, 0),
+    "modelopt_fp8": (8, 9),
+    "mxfp4": (8, 0),
+}
 _DSA_ARCHITECTURES = {"DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"}
 
 
@@ -116,7 +130,8 @@ def _resolve_types(given: Given, values: Values, model: ModelConfig, gpu: GpuSpe
             raise BadInput("--dtype", asked, f"{gpu.name} has no bfloat16; use --dtype half")
     own_method = model.quant.method if model.quant else None
     rule = "as the checkpoint is" if own_method else "the checkpoint is not quantised"
-    values.choose("quantization", given.word("--quantization"), own_method, rule)
+    method = values.choose("quantization", given.word("--quantization"), own_method, rule)
+    check_capability(method, model, gpu, _CAPABILITIES)
     values.choose("kv_cache_dtype", given.word("--kv-cache-dtype"), "auto", "auto: the model's dtype")
 
 

@@ -34,6 +34,8 @@ class SglangSchedulerConfig:
         prefill_max_requests: requests of one prefill batch; None means any number.
         prefill_decode_interval: calls after a prefill batch in which only decodes may run.
         num_continuous_decode_steps: accepted; no reader in 0.5.21.
+        init_new_token_ratio, min_new_token_ratio, new_token_ratio_decay: where SGLANG_*NEW_TOKEN_RATIO*
+            variables say otherwise; None follows from `schedule_conservativeness`.
         seed: seed of the "random" policy.
         version: whose rules apply, one of `VERSIONS`.
     """
@@ -55,6 +57,9 @@ class SglangSchedulerConfig:
     prefill_max_requests: int | None = None
     prefill_decode_interval: int = 0
     num_continuous_decode_steps: int = 1
+    init_new_token_ratio: float | None = None
+    min_new_token_ratio: float | None = None
+    new_token_ratio_decay: float | None = None
     seed: int = 0
     version: str = "0.5.21"
 

@@ -12,6 +12,7 @@ from sim.engines.sglang.args import default_max_running_requests
 from sim.engines.sglang.config import SglangSchedulerConfig
 from sim.engines.sglang.memory import account
 from sim.engines.sglang.scheduler import SglangScheduler
+from sim.engines.sglang.stuck import never_fits
 from sim.memory import MemoryAccount
 from sim.request import Request
 from sim.scenario import EngineConfig
@@ -26,20 +27,46 @@ _COMPUTED = {"max_running_requests", "max_total_tokens", "page_size", "seed", "v
 def make_scheduler(
     config: EngineConfig, pool: MemoryAccount, requests: Sequence[Request], seed: int
 ) -> Scheduler:
-    """The scheduler that this configuration starts; `seed` feeds the "random" policy."""
-    del requests
+    """The scheduler that this configuration starts; `seed` feeds the "random" policy.
+
+    Raises:
+        EngineStuck: one of the requests can never be admitted, however long the others take before it.
+    """
     names = {f.name for f in fields(SglangSchedulerConfig)} - _COMPUTED
     values: dict[str, Any] = {name: config[name] for name in names if name in config.values}
-    return SglangScheduler(
-        SglangSchedulerConfig(
-            max_running_requests=_max_running(config, pool),
-            max_total_tokens=pool.kv_cache_tokens,
-            page_size=pool.block_size,
-            seed=seed,
-            version=config.version,
-            **values,
-        )
+    resolved = SglangSchedulerConfig(
+        max_running_requests=_max_running(config, pool),
+        max_total_tokens=pool.kv_cache_tokens,
+        page_size=pool.block_size,
+        seed=seed,
+        version=config.version,
+        **values,
     )
+    refuse_hopeless(resolved, requests)
+    return SglangScheduler(resolved)
+
+
+def refuse_hopeless(config: SglangSchedulerConfig, requests: Sequence[Request]) -> None:
+    """Say at once that a request will wait for ever.
+
+    Without the radix cache, a request that ignores EOS is admitted only if more than one token is left free
+    when it is played to its end (managers/schedule_policy.py `add_one_req_ignore_eos`, 0.5.21). Its output is
+    clipped to what the pool holds beside its prompt and a page, which leaves exactly one.
+
+    Raises:
+        EngineStuck: naming the first such request.
+    """
+    if not config.disable_radix_cache:
+        return
+    longest = min(config.context_length, config.pool_tokens) - 1
+    for request in requests:
+        if not request.ignore_eos or request.prompt_len >= longest - 5:
+            continue  # a prompt that is too long is refused, not queued
+        pages = -(-request.prompt_len // config.page_size) + 1
+        room = config.pool_tokens - pages * config.page_size - 1
+        wanted = min(request.max_tokens, config.context_length - request.prompt_len - 2)
+        if wanted >= room:
+            raise never_fits(request.request_id, request.prompt_len, request.max_tokens, config.pool_tokens)
 
 
 def graph_buckets(config: EngineConfig) -> GraphBuckets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.engines.sglang.config import SglangSchedulerConfig
 from sim.engines.sglang.live_request import LiveRequest
 
 _INIT = 0.7
@@ -16,13 +17,18 @@ class NewTokenRatio:
     """The ratio's course: down a step with each decode call, up with a retraction, back when idle.
 
     Source: SGLang 0.5.21 `managers/scheduler_components/new_token_ratio_tracker.py` with the defaults of its
-    environment variables.
+    environment variables, unless the configuration has numbers of its own.
     """
 
-    def __init__(self, conservativeness: float) -> None:
-        self.init = min(_INIT * conservativeness, 1.0)
-        self.min = min(self.init * _MIN_FACTOR, 1.0)
-        self.decay = (self.init - self.min) / _DECAY_STEPS
+    def __init__(self, config: SglangSchedulerConfig) -> None:
+        init, low, decay = (
+            config.init_new_token_ratio,
+            config.min_new_token_ratio,
+            config.new_token_ratio_decay,
+        )
+        self.init = min(_INIT * config.schedule_conservativeness, 1.0) if init is None else init
+        self.min = min(self.init * _MIN_FACTOR, 1.0) if low is None else low
+        self.decay = (self.init - self.min) / _DECAY_STEPS if decay is None else decay
         self.current = self.init
 
     def decay_step(self) -> None:

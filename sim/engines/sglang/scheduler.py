@@ -76,7 +76,7 @@ class SglangScheduler:
         self.pipeline_depth = 1 if config.disable_overlap_schedule else 2
         tree = None if config.disable_radix_cache else RadixCache(config.page_size)
         self.pool = KvPool(config.pool_tokens, config.page_size, tree)
-        self.ratio = NewTokenRatio(config.schedule_conservativeness)
+        self.ratio = NewTokenRatio(config)
         self._policy = SchedulePolicy(config)
         self._waiting: list[LiveRequest] = []
         self._running = Batch([])

@@ -50,6 +50,15 @@ def never_admitted(request_id: str, behind: int, version: str, *, is_full: bool)
     )
 
 
+def never_fits(request_id: str, prompt_len: int, max_tokens: int, pool_tokens: int) -> EngineStuck:
+    """A request that ignores EOS, whose output is clipped to the pool, is not admitted even alone."""
+    return EngineStuck(
+        f"SGLang hangs as soon as it comes to request {request_id}: {prompt_len} + {max_tokens} tokens leave "
+        f"no more than one of the pool's {pool_tokens} free, which a request with ignore_eos needs without "
+        f"the radix cache; {_MORE_KV}, ask for fewer tokens, or drop --disable-radix-cache"
+    )
+
+
 def lost(request_id: str, waiting_id: str) -> EngineStuck:
     """A preempted request is queued again only if the pass admits somebody."""
     return EngineStuck(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from sim.commands.given import Given
 from sim.commands.serve import ServeCommand
+from sim.engines.quantised import check_capability
 from sim.engines.values import Values, env_notes, flag_notes, nearest_version, version_key
 from sim.engines.vllm.graphs import resolve_graphs
 from sim.errors import BadInput
@@ -33,6 +34,20 @@ _DTYPES = {
     "half": "fp16",
     "float32": "fp32",
     "float": "fp32",
+}
+
+# `get_min_capability` in model_executor/layers/quantization/, 0.28. Below 8.9 FP8 weights run through Marlin.
+_CAPABILITIES = {
+    "fp8": (7, 5),
+    "fp8_per_tensor": (7, 5),
+    "fp8_per_block": (7, 5),
+    "fbgemm_fp8": (8, 0),
+    "compressed_tensors_fp8": (7, 5),
+    "awq": (7, 5),
+    "awq_marlin": (7, 5),
+    "nvfp4": (7, 5),
+    "modelopt_fp4": (7, 5),
+    "mxfp4": (8, 0),
 }
 
 
@@ -136,7 +151,7 @@ def _resolve_types(given: Given, values: Values, model: ModelConfig, gpu: GpuSpe
     if method is not None and own_method is not None and not _same_method(method, own_method):
         raise BadInput("--quantization", method, f"the checkpoint uses {own_method}; drop the flag")
     rule = "as the checkpoint is" if own_method else "the checkpoint is not quantised"
-    values.choose("quantization", method, own_method, rule)
+    check_capability(values.choose("quantization", method, own_method, rule), model, gpu, _CAPABILITIES)
     values.choose("kv_cache_dtype", given.word("--kv-cache-dtype"), "auto", "auto: the model's dtype")
 
 
