@@ -269,7 +269,8 @@ def test_a_flag_s_own_page_varies_that_flag_alone():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_what_knobs_say_of_the_pool_is_what_the_account_says(engine):
     """The directions that the pages give for the KV cache's size, against the memory account."""
-    from sim.explain.carry import account_of, changed
+    from sim.carry import account_of
+    from sim.explain.carry import changed
 
     source = reference_source(engine, 128, 256)
     scenario = source.build()

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 
 import cli
 from sim.build import read_source
+from sim.carry import account_of
 from sim.cli.whatif import ShownProgress
 from sim.errors import BadInput
 from sim.planning.jobs import run_serially
@@ -18,6 +19,7 @@ from sim.planning.vary import build, full_grid, one_at_a_time, parse_vary, varia
 from sim.planning.whatif import changes, count_points, same_prompts, steps_of, what_if
 from sim.planning.whatif_text import render_whatif, table_rows
 from sim.reference import rtx5090_reference
+from sim.scenario import Observed
 from sim.workload.spec import PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 
 SERVE = (
@@ -139,12 +141,31 @@ def test_nothing_moves_where_a_setting_does_not_bind():
     assert "nothing moves" in told[0]
 
 
-def test_observed_kv_pool_follows_the_memory_fraction():
+def test_observed_kv_pool_moves_by_the_difference_of_the_accounts():
+    base = source(kv_cache_tokens=1_000_000)
+    scenario = base.build()
+    estimated = account_of(replace(scenario, observed=Observed()))
+    half, told = build(variant(base, (("gpu-memory-utilization", "0.8"),)), scenario, 0)
+    less = account_of(replace(half, observed=Observed()))
+    gone = (estimated.kv_pool_bytes - less.kv_pool_bytes) / estimated.kv_bytes_per_token
+    assert gone > 100_000
+    assert half.observed.kv_cache_tokens == pytest.approx(1_000_000 - gone, abs=32)
+    assert "from 1,000,000 to" in told
+
+
+def test_a_pool_that_a_flag_sets_or_takes_away_is_not_carried():
     base = small_kv()
     scenario = base.build()
-    half, told = build(variant(base, (("gpu-memory-utilization", "0.45"),)), scenario, 0)
-    assert half.observed.kv_cache_tokens < 4096
-    assert "scaled by" in told
+    own, told = build(variant(base, (("num-gpu-blocks-override", "500"),)), scenario, 0)
+    assert own.observed == Observed()
+    assert "says nothing of this one" in told
+    with pytest.raises(BadInput, match=r"observed KV pool: its .* are less than the other flags take away"):
+        build(variant(base, (("gpu-memory-utilization", "0.45"),)), scenario, 0)
+
+
+def test_a_load_leaves_the_observed_kv_pool_alone():
+    base = small_kv()
+    scenario = base.build()
     same, untold = build(variant(base, (("max-concurrency", "8"),)), scenario, 0)
     assert same.observed.kv_cache_tokens == 4096
     assert untold is None

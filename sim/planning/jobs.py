@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from sim.carry import account_of
 from sim.errors import BadInput, EngineStuck
-from sim.memory import MemoryAccount
 from sim.planning.outcome import Outcome, run_outcome
 from sim.request import Request
 from sim.scenario import Scenario
-from sim.simulate import ENGINES
 from sim.steptime.base import StepTimeModel
 from sim.workload.generate import generate
 from sim.workload.spec import WorkloadSpec
@@ -56,10 +55,7 @@ def run_serially(jobs: Sequence[Job]) -> list[Outcome]:
 
 def earlier_requests(scenario: Scenario, specs: Sequence[WorkloadSpec]) -> list[Request]:
     """What the engine served before, as far back as its KV pool can remember."""
-    account: MemoryAccount = ENGINES[scenario.engine.name].account(
-        scenario.model, scenario.gpu, scenario.gpu_count, scenario.engine, scenario.observed
-    )
-    enough = MEMORY_OF_POOLS * account.kv_cache_tokens
+    enough = MEMORY_OF_POOLS * account_of(scenario).kv_cache_tokens
     runs: list[list[Request]] = []
     for back, spec in enumerate(reversed(specs)):
         requests = generate(spec)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from sim.build import ScenarioSource
+from sim.carry import carried
 from sim.errors import BadInput
 from sim.scenario import Observed, Scenario
 from sim.sidebyside import num_prompts_at
-from sim.simulate import ENGINES
 
 FIELD = "--vary"
 SOURCE_KEYS = ("gpu", "gpu-count", "model", "engine-version", "kv-cache-tokens")
@@ -153,8 +153,7 @@ def _with(source: ScenarioSource, key: str, value: str) -> ScenarioSource:
 def build(variant: Variant, base: Scenario, seed: int) -> tuple[Scenario, str | None]:
     """The variant's scenario under one seed, and what became of an observed KV pool.
 
-    A pool that was read off a start holds for that start's flags. Where the account of the varied flags
-    differs from that of the given ones, the observed size moves by the same ratio.
+    A pool that was read off a start holds for that start's flags; see `sim.carry.carried`.
 
     Raises:
         BadInput: the engine or the client would refuse it.
@@ -165,26 +164,22 @@ def build(variant: Variant, base: Scenario, seed: int) -> tuple[Scenario, str | 
         return scenario, None
     if variant.load_only or not variant.settings:
         return scenario, None
-    before, after = _estimated(base), _estimated(scenario)
-    if before == after:
+    moved = carried(base, scenario)
+    if moved == observed:
         return scenario, None
-    factor = after / before
-    scaled = Observed(
-        None if observed.kv_cache_tokens is None else max(1, round(observed.kv_cache_tokens * factor)),
-        None if observed.num_gpu_blocks is None else max(1, round(observed.num_gpu_blocks * factor)),
-    )
-    text = (
-        f"{variant.label}: the observed KV pool was logged for other flags; it is scaled by {factor:.3f}, "
-        "the ratio of the two memory accounts"
-    )
-    return replace(scenario, observed=scaled), text
+    if moved == Observed():
+        became = "and says nothing of this one; the memory account's estimate is used"
+    else:
+        became = f"and moves with the memory account, from {_size(observed)} to {_size(moved)}"
+    return replace(
+        scenario, observed=moved
+    ), f"{variant.label}: the KV pool was logged for other flags, {became}"
 
 
-def _estimated(scenario: Scenario) -> int:
-    account = ENGINES[scenario.engine.name].account(
-        scenario.model, scenario.gpu, scenario.gpu_count, scenario.engine, Observed()
-    )
-    return account.estimated_tokens
+def _size(observed: Observed) -> str:
+    if observed.num_gpu_blocks is not None:
+        return f"{observed.num_gpu_blocks:,} blocks"
+    return f"{observed.kv_cache_tokens:,} tokens"
 
 
 def locked(source: ScenarioSource, dimensions: Sequence[Dimension]) -> Mapping[str, str]:
