@@ -125,6 +125,15 @@ def test_half_a_line_is_dropped_and_run_again(tmp_path):
     assert out.read_bytes() == data
 
 
+@pytest.mark.parametrize("text", ["serve: vllm serve m", '{"duration": 1.5}'])
+def test_a_file_of_something_else_without_a_line_end_is_left_alone(tmp_path, text):
+    path = tmp_path / "precious"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"precious line 1.*not a result of a sweep"):
+        ResultsFile(path)
+    assert path.read_text() == text
+
+
 def test_order_of_arrival_does_not_show(tmp_path):
     work = jobs(4)
     file = ResultsFile(tmp_path / "a.jsonl")

@@ -16,6 +16,7 @@ from sim.results_io.atomic import write_text
 from sim.workload.files import place
 
 FIELD = "--out"
+BEGIN = b'{"key":'  # of every line
 
 
 def fingerprint(job: Job) -> str:
@@ -83,9 +84,9 @@ class ResultsFile:
 
     def finish(self, jobs: Sequence[Job]) -> None:
         """Rewrite the file in the order of the jobs: the same jobs give the same file, whoever ran them."""
-        self._order += [job.key for job in jobs if job.key not in set(self._order)]
-        rest = [key for key in self._lines if key not in set(self._order)]
-        text = "".join(self._lines[key] + "\n" for key in [*self._order, *rest] if key in self._lines)
+        self._order = list(dict.fromkeys([*self._order, *(job.key for job in jobs)]))
+        keys = dict.fromkeys([*self._order, *self._lines])
+        text = "".join(self._lines[key] + "\n" for key in keys if key in self._lines)
         write_text(self._path, text, FIELD)
 
     def _load(self) -> None:
@@ -99,6 +100,8 @@ class ResultsFile:
         for number, raw in enumerate(whole.splitlines(), start=1):
             self._take(raw, number)
         if half:
+            if not (half.startswith(BEGIN) or BEGIN.startswith(half)):
+                raise _no_result(place(self._path, len(whole.splitlines()) + 1))
             try:
                 with self._path.open("r+b") as file:
                     file.truncate(len(data) - len(half))
@@ -112,8 +115,11 @@ class ResultsFile:
             key, mark = str(entry["key"]), str(entry["job"])
             Outcome.from_dict(entry["outcome"])
         except (ValueError, KeyError, TypeError):
-            where = place(self._path, number)
-            raise BadInput(where, None, "is not a result of a sweep; name another file for --out") from None
+            raise _no_result(place(self._path, number)) from None
         if key in self._lines:
             return
         self._lines[key], self._prints[key] = raw.decode("utf-8"), mark
+
+
+def _no_result(where: str) -> BadInput:
+    return BadInput(where, None, "is not a result of a sweep; name another file for --out")
