@@ -66,6 +66,7 @@ def cluster(
 
     Without --traffic, the load is that of the (first) scenario's benchmark command.
     """
+    from sim.cli.outputs import check_outputs
     from sim.planning.cluster import Link, run_cluster
     from sim.planning.cluster_text import figures_of, render_clusters
     from sim.planning.hardware import parse_names
@@ -76,6 +77,7 @@ def cluster(
     from sim.results_io.atomic import write_text
     from sim.workload.generate import generate
 
+    check_outputs({"--json": json_to})
     scenarios = inputs.scenarios()
     names = parse_names("--router", routers)
     for name in names:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from sim.cli.outputs import check_outputs
 from sim.comparison.text import format_comparison
 from sim.errors import BadInput
 
@@ -69,13 +70,11 @@ def compare(
     from sim.compare import compare as compare_results
     from sim.compare import exceeds
     from sim.comparison.loads import grouped, load_name
-    from sim.plots import check_place
     from sim.resultfile import read_results
 
     threshold = parse_percent("--fail-above", fail_above)
     equivalent = parse_percent("--margin", margin) or 0.1
-    if plot is not None:
-        check_place(plot)
+    check_outputs({"--json": json_to, "--plot": plot})
     runs = [(str(path), result) for path in measured for result in read_results(path)]
     groups = grouped(runs)
     predictions = _Predictions(prediction, profile, replay)

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
+from sim.cli.outputs import check_outputs
 from sim.engines.sglang.args import default_max_running_requests
 from sim.engines.sglang.memory import account as sglang_account
 from sim.engines.vllm.memory import account as vllm_account
@@ -43,6 +44,7 @@ def memory(inputs: ScenarioOptions, json_path: str | None) -> None:
     Every figure says where it comes from: given, the engine's default, computed, or assumed. Ranges bound
     what the engine measures at start-up.
     """
+    check_outputs({"--json": json_path})
     if inputs.bench is None and not inputs.files:
         inputs = replace(inputs, bench=_NO_LOAD)
     accounts = []

@@ -47,7 +47,9 @@ if TYPE_CHECKING:
 @click.option(
     "--utilisation", metavar="SHARE", default="100%", show_default=True, help="Share of the capacity in use."
 )
-@click.option("--prompts", metavar="N", default="1000", show_default=True, help="Requests per simulation.")
+@click.option(
+    "--prompts", metavar="N", default="1000", show_default=True, help="Requests per simulation, at least 100."
+)
 @click.option("--seeds", metavar="N", default="5", show_default=True, help="Simulations per level of load.")
 @click.option("--no-model-error", is_flag=True, help="Leave out the runs with longer and shorter step times.")
 @click.option("--jobs", metavar="N", help="Processes.  [default: all cores]")
@@ -86,7 +88,7 @@ def plan(
     servecast plan scenario.yaml --slo "p99 ttft <= 1s" --rate 40 --gpus H100,L40S --price prices.yaml
     """
     from sim.cli.compare import parse_percent
-    from sim.cli.predict import check_outputs
+    from sim.cli.outputs import check_outputs
     from sim.planning.capacity import from_workload
     from sim.planning.hardware import parse_names, parse_sizes
     from sim.planning.load_curve import Effort
@@ -97,7 +99,7 @@ def plan(
     from sim.planning.slo import parse_slos
     from sim.profile import load_profile
 
-    check_outputs(json_to, plot)
+    check_outputs({"--json": json_to, "--plot": plot, "--html": html_to})
     source = inputs.source()
     texts = slos
     if not texts:

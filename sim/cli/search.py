@@ -37,7 +37,11 @@ from sim.errors import BadInput
     "--candidates", metavar="N", default="27", show_default=True, help="Combinations in the first round."
 )
 @click.option(
-    "--prompts", metavar="N", default="1000", show_default=True, help="Requests per full simulation."
+    "--prompts",
+    metavar="N",
+    default="1000",
+    show_default=True,
+    help="Requests per full simulation, at least 100.",
 )
 @click.option("--seeds", metavar="N", default="5", show_default=True, help="Seeds of full simulations.")
 @click.option("--jobs", metavar="N", help="Processes.  [default: all cores]")
@@ -66,6 +70,7 @@ def search(
     servecast search scenario.yaml --slo "p99 ttft <= 500ms" \\
       --over max-num-seqs=16..256 --over max-num-batched-tokens=1024..8192 --over tensor-parallel-size=1,2
     """
+    from sim.cli.outputs import check_outputs
     from sim.planning.load_curve import Effort
     from sim.planning.plan_report import serve_line
     from sim.planning.pool import Cores
@@ -77,6 +82,7 @@ def search(
     from sim.results_io.atomic import write_text
     from sim.scenario_file import write_scenario_file
 
+    check_outputs({"--json": json_to, "--save": save})
     objectives = parse_slos(slos, goodput)
     result = find(
         inputs.source(),

@@ -74,7 +74,7 @@ def whatif(
 
     One setting at a time, all others locked; the same requests at every point, under several seeds.
     """
-    from sim.cli.predict import check_outputs
+    from sim.cli.outputs import check_outputs
     from sim.planning.parallel import Sweep
     from sim.planning.vary import parse_vary
     from sim.planning.whatif import MAX_POINTS, count_points, what_if
@@ -82,7 +82,7 @@ def whatif(
     from sim.profile import load_profile
     from sim.results_io.atomic import write_text
 
-    check_outputs(json_to, plot)
+    check_outputs({"--json": json_to, "--plot": plot, "--html": html_to, "--out": out})
     replications = whole("--seeds", seeds)
     dimensions = parse_vary(vary)
     total = count_points(dimensions, grid)
