@@ -91,7 +91,10 @@ def trust_histograms(records: RequestRecords, view: ServerView) -> dict[str, Tru
 
 
 def describe(view: ServerView, trusts: Mapping[str, Trust]) -> dict[str, Any]:
-    """The server's figures, JSON-ready: means exact, quantiles as the interval that the buckets allow [s]."""
+    """The server's figures, JSON-ready: means exact, quantiles as the interval that the buckets allow [s].
+
+    Quantiles are percentiles as clients define them, so that they may stand beside a client's.
+    """
     figures: dict[str, Any] = {}
     for figure, histogram in view.histograms.items():
         trust = trusts.get(figure)
@@ -117,7 +120,7 @@ def describe(view: ServerView, trusts: Mapping[str, Trust]) -> dict[str, Any]:
 def _quantiles(histogram: Histogram) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for q in QUANTILES:
-        interval = histogram.quantile(q)
+        interval = histogram.percentile(q)
         if interval is not None:
             censored = interval.censored_at_least
             found[f"p{100 * q:g}"] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,11 @@ class Histogram:
         return self.total / self.count if self.count > 0 else None
 
     def quantile(self, q: float) -> QuantileInterval | None:
-        """The interval that holds quantile `q` (0..1); None without observations or buckets."""
+        """The bucket that holds quantile `q` (0..1), as `histogram_quantile` finds it; None without any.
+
+        That is the smallest observation with at least the share `q` at or below it; to set beside a client's
+        percentile, take `percentile`.
+        """
         if self.count <= 0 or not self.edges:
             return None
         rank = q * self.count
@@ -72,6 +77,29 @@ class Histogram:
                 return QuantileInterval(lower, edge, lower + (edge - lower) * share)
             lower, below = edge, cumulative
         return QuantileInterval(lower, math.inf, None)
+
+    def percentile(self, q: float) -> QuantileInterval | None:
+        """Where the percentile `q` (0..1) of benchmark clients lies; None without observations or buckets.
+
+        Clients interpolate between two order statistics (numpy's "linear"), which may lie in two buckets, far
+        apart ones even for few samples. So the interval reaches from the lower edge of the one's bucket to
+        the upper edge of the other's; the estimate is that of `quantile`, where there is an upper edge.
+        """
+        usual, n = self.quantile(q), round(self.count)
+        if usual is None or n < 1:
+            return None
+        position = (n - 1) * q
+        low, _ = self._bucket(math.floor(position))
+        _, high = self._bucket(min(math.ceil(position), n - 1))
+        return QuantileInterval(low, high, None if math.isinf(high) else usual.estimate)
+
+    def _bucket(self, index: int) -> tuple[float, float]:
+        """Edges of the bucket that holds the `index`-th smallest observation, from 0."""
+        edges = [0.0, *self.edges]
+        for (lower, upper), cumulative in zip(pairwise(edges), self.cumulative, strict=True):
+            if cumulative > index:
+                return lower, upper
+        return edges[-2], math.inf
 
     def minus(self, earlier: Histogram) -> Histogram:
         """The observations made since `earlier`, on the same grid.

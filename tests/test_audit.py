@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,10 +13,8 @@ from bench.audit.combine import combine
 from bench.audit.facts import Run
 from bench.audit.finding import QUESTIONS, Finding, exit_status, in_order, verdict
 from bench.audit.quality import cold_from_aggregates, warmup
-from bench.audit.quantile import bounds
 from bench.audit.reading import _of_result, read_material
 from bench.audit.text import WIDTH, render
-from bench.histogram import from_buckets
 from cli import main
 from sim.errors import BadInput
 from sim.explain.outcome import evaluate
@@ -481,34 +478,22 @@ def test_little_s_law_agrees_with_the_simulator_s_own_queue():
     assert low - 0.03 <= outcome.queue_share <= high + 0.03
 
 
-# -- histogram quantiles
+# -- figures that no run can have
 
 
-def test_the_interval_of_the_buckets_holds_the_clients_percentile_in_1000_cases():
-    rng = np.random.default_rng(20)
-    censored = 0
-    for _ in range(1000):
-        n = int(rng.integers(1, 400))
-        samples = rng.lognormal(0.0, rng.uniform(0.1, 2.5), n)
-        grid = np.unique(rng.lognormal(0.0, 1.5, int(rng.integers(1, 12))))
-        counts = {float(edge): float((samples <= edge).sum()) for edge in grid}
-        q = float(rng.choice([0.5, 0.9, 0.95, 0.99, rng.uniform(0.01, 1.0)]))
-        interval = bounds(from_buckets(counts, n, float(samples.sum())), q)
-        exact = float(np.percentile(samples, 100.0 * q))
-        assert interval.low <= exact <= interval.high
-        if math.isinf(interval.high):
-            censored += 1
-            assert interval.estimate is None
-            assert interval.censored_at_least == interval.low
-            assert exact >= interval.low
-        else:
-            assert interval.low <= interval.estimate <= interval.high
-    assert censored > 100
-
-
-def test_no_observations_no_quantile():
-    assert bounds(from_buckets({1.0: 0.0}, 0, 0.0), 0.5) is None
-    assert bounds(from_buckets({}, 5, 1.0), 0.5) is None
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"mean_ttft_ms": NaN, "completed": 5}', "mean_ttft_ms: nan: must be finite"),
+        ('{"runs": [{"mean_ttft_ms": 5}, {"p99_itl_ms": 1e99}]}', r"run 2 p99_itl_ms: 1e\+99: is beyond"),
+        ("Mean TTFT (ms): 99999999999999999999\nMean TPOT (ms): 5", "mean_ttft_ms: 1e\\+20: is beyond"),
+        ("Mean TTFT (ms): 1.2.3\n", "'1.2.3': is no number"),
+        ('{"servecast": {"format": 1, "origin": "measured"}, "mean_ttft_ms": 1.0}', "lacks the field"),
+    ],
+)
+def test_figures_that_no_run_can_have_are_refused(tmp_path, text, words):
+    with pytest.raises(BadInput, match=words):
+        read_material(files(tmp_path, made=text)[0])
 
 
 # -- the command

@@ -17,8 +17,9 @@ def histogram(name, buckets, count, total, labels='model_name="m"'):
     return "\n".join([*lines, f"{name}_count{{{labels}}} {count}", f"{name}_sum{{{labels}}} {total}", ""])
 
 
+E2E_NAME = "vllm:e2e_request_latency_seconds"
 E2E = histogram(
-    "vllm:e2e_request_latency_seconds",
+    E2E_NAME,
     [("1.0", 20), ("2.0", 100), ("10.0", 180), ("20.0", 190), ("+Inf", 200)],
     200,
     900.0,
@@ -79,9 +80,44 @@ def test_the_interval_holds_the_true_quantile(samples, edges, q):
         assert interval.low <= interval.estimate <= interval.high
 
 
+def test_the_interval_of_the_buckets_holds_the_clients_percentile_in_1000_cases():
+    rng = np.random.default_rng(20)
+    censored = 0
+    for _ in range(1000):
+        n = int(rng.integers(1, 400))
+        samples = rng.lognormal(0.0, rng.uniform(0.1, 2.5), n)
+        grid = np.unique(rng.lognormal(0.0, 1.5, int(rng.integers(1, 12))))
+        counts = {float(edge): float((samples <= edge).sum()) for edge in grid}
+        q = float(rng.choice([0.5, 0.9, 0.95, 0.99, rng.uniform(0.01, 1.0)]))
+        interval = from_buckets(counts, n, float(samples.sum())).percentile(q)
+        exact = float(np.percentile(samples, 100.0 * q))
+        assert interval.low <= exact <= interval.high
+        if math.isinf(interval.high):
+            censored += 1
+            assert interval.estimate is None
+            assert interval.censored_at_least == interval.low
+            assert exact >= interval.low
+        else:
+            assert interval.low <= interval.estimate <= interval.high
+    assert censored > 100
+
+
+def test_what_stands_beside_a_clients_percentile_is_interpolated_as_the_client_does():
+    # Of two samples, 1 and 9, numpy's median is 5: in neither sample's bucket.
+    samples = np.array([1.0, 9.0])
+    grid = from_buckets({2.0: 1.0, 8.0: 1.0, 10.0: 2.0}, 2, 10.0)
+    assert grid.quantile(0.5).high == 2.0
+    assert grid.percentile(0.5).low <= np.median(samples) <= grid.percentile(0.5).high
+    told = describe(view(parse(histogram(E2E_NAME, [("2.0", 1), ("8.0", 1), ("10.0", 2)], 2, 10.0))), {})
+    p50 = told["histograms"]["e2e"]["quantiles"]["p50"]
+    assert (p50["low_s"], p50["high_s"]) == (0.0, 10.0)
+
+
 def test_a_histogram_without_observations_has_no_quantile():
     empty = from_buckets({1.0: 0.0}, 0, 0.0)
     assert empty.quantile(0.5) is None
+    assert empty.percentile(0.5) is None
+    assert from_buckets({}, 5, 1.0).percentile(0.5) is None
     assert empty.mean is None
 
 

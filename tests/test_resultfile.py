@@ -215,6 +215,48 @@ def test_requests_go_to_csv_with_unknowns_empty(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("p99_ttft_ms", "NaN", "must be finite"),
+        ("mean_tpot_ms", "Infinity", "must be finite"),
+        ("std_itl_ms", "-1.0", "must not be negative"),
+        ("mean_e2el_ms", "1e40", "beyond what any run can have"),
+        ("p99_e2el_ms", "1e9", "longer than the run"),
+        ("output_throughput", "1e9", "does not fit"),
+        ("total_input_tokens", "1e300", "beyond"),
+        ("completed", "true", "must be a number"),
+        ("median_ttft_ms", '"fast"', "must be a number"),
+    ],
+)
+def test_figures_that_no_run_can_have_are_refused_by_name(tmp_path, key, value, words):
+    document = json.loads(result_text(run()))
+    document[key] = json.loads(value)
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(document))
+    with pytest.raises(BadInput, match=rf"own\.json servecast {key}:.*{words}"):
+        read_result(own)
+    if value in ("true", '"fast"', "-1.0"):
+        return
+    theirs = tmp_path / "theirs.json"
+    theirs.write_text(json.dumps(vllm_document(mean_tpot_ms=10.0, mean_e2el_ms=800.0) | {key: document[key]}))
+    with pytest.raises(BadInput, match=rf"theirs\.json {key}:"):
+        read_result(theirs)
+
+
+def test_the_duration_and_the_columns_of_a_result_are_finite(tmp_path):
+    for place in ("duration", "records"):
+        document = json.loads(result_text(run()))
+        if place == "duration":
+            document["servecast"]["duration"] = math.inf
+        else:
+            document["servecast"]["records"]["sent"][2] = math.inf
+        path = tmp_path / "r.json"
+        path.write_text(json.dumps(document))
+        with pytest.raises(BadInput, match=r"duration: inf: must be finite|sent has an infinite number"):
+            read_result(path)
+
+
 # -- vllm bench serve
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bench.audit.quantile import bounds
 from bench.histogram import QuantileInterval
 from bench.metrics import CacheInfo, ServerView
 from bench.startup_log import StartupLog
@@ -206,9 +205,9 @@ class Run:
         return None
 
     def server_quantile(self, figure: str, q: float) -> QuantileInterval | None:
-        """Where a quantile of a server-side histogram lies [s]."""
+        """Where a client's percentile lies, by a server-side histogram [s]."""
         histogram = self.view.histograms.get(figure) if self.view else None
-        return bounds(histogram, q) if histogram else None
+        return histogram.percentile(q) if histogram else None
 
     @property
     def label(self) -> str:

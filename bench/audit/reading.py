@@ -18,7 +18,9 @@ from sim.commands.serve import parse_serve_command
 from sim.errors import BadInput
 from sim.resultfile import read_results
 from sim.results import BenchResult
+from sim.results_io.fields import check_figures
 from sim.results_io.printed import looks_printed
+from sim.results_io.writing import is_vllm_figure
 from sim.workload.files import read_text
 from sim.workload.spec import RandomDataset
 
@@ -179,6 +181,8 @@ def _loose_json(text: str, name: str) -> tuple[Run, ...]:
         raw = json.loads(text)
     except json.JSONDecodeError:
         return ()
+    if isinstance(raw, dict) and "servecast" in raw:
+        return ()  # a result of our own that cannot be read is damaged
     common = raw.get("setting", {}) if isinstance(raw, dict) else {}
     rows = raw.get("runs", [raw]) if isinstance(raw, dict) else raw
     if not isinstance(rows, list) or not isinstance(common, dict):
@@ -191,6 +195,7 @@ def _loose_json(text: str, name: str) -> tuple[Run, ...]:
         }
         if not any(_FIGURE.fullmatch(key) for key in figures):
             continue
+        check_figures({key: figures[key] for key in figures if is_vllm_figure(key)}, f"{name} run {i}")
         runs.append(
             Run(
                 f"{name}#{i}" if len(rows) > 1 else name,
@@ -227,7 +232,7 @@ def _of_text(text: str, path: str, name: str) -> tuple[Run, ...]:
                     kv_given=int(figures["kv_cache_tokens"]) if "kv_cache_tokens" in figures else None,
                 ),
             )
-    figures = _loose_figures(text)
+    figures = _loose_figures(text, name)
     if not figures:
         return ()
     if "max_concurrency" in figures:
@@ -235,26 +240,40 @@ def _of_text(text: str, path: str, name: str) -> tuple[Run, ...]:
     return (Run(name, figures=figures, settings={**client, "tool": "part of a report"}, engine=engine),)
 
 
-def _loose_figures(text: str) -> dict[str, float]:
+def _loose_figures(text: str, name: str) -> dict[str, float]:
     """Lines such as `Mean TTFT (ms): 523.85`, `Successful requests: 20` or `mean_ttft_ms: 523.85`."""
     figures: dict[str, float] = {}
     for statistic, metric, unit, value in _LINE.findall(text):
         key = f"{statistic.lower()}_{metric.lower().replace('e2e latency', 'e2el')}_ms"
-        figures[key] = float(value.replace(",", "")) * (1000.0 if unit.lower() == "s" else 1.0)
+        figures[key] = _float(value, name) * (1000.0 if unit.lower() == "s" else 1.0)
     for key, value in re.findall(
         r"\b([a-z]\w+_ms|completed|failed|duration|num_prompts)\b[\"']?\s*[:=]\s*([\d.]+)", text
     ):
         if _FIGURE.fullmatch(key) or not key.endswith("_ms"):
-            figures.setdefault(key, float(value))
+            figures.setdefault(key, _float(value, name))
     if not any(_FIGURE.fullmatch(key) for key in figures):
         return {}
-    return {**_extras(text), **figures}
+    found = {**_extras(text), **figures}
+    check_figures({key: value for key, value in found.items() if is_vllm_figure(key)}, name)
+    return found
 
 
 def _extras(text: str) -> dict[str, float]:
     """Other lines of a report, as far as they are there."""
     found = ((key, pattern.search(text)) for pattern, key in _EXTRAS)
-    return {key: float(match[1].replace(",", "")) for key, match in found if match}
+    return {key: _float(match[1], key) for key, match in found if match}
+
+
+def _float(text: str, where: str) -> float:
+    """Digits, points and commas of a report as a number.
+
+    Raises:
+        BadInput: two points in it.
+    """
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        raise BadInput(where, text, "is no number") from None
 
 
 def _from_namespace(text: str) -> dict[str, Any]:

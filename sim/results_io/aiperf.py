@@ -14,7 +14,7 @@ from sim.errors import BadInput
 from sim.metrics import Figures, success_verdict
 from sim.provenance import Note
 from sim.results import BenchResult
-from sim.results_io.fields import TO_MS, check_units, number, percentile_names, section, statistics
+from sim.results_io.fields import TO_MS, check_figures, number, percentile_names, section, statistics
 
 _NAMES = {"mean": "avg", "median": "p50", "std": "std"} | percentile_names((50.0, 75.0, 90.0, 95.0, 99.0))
 _LATENCIES = {
@@ -74,7 +74,7 @@ def read_aiperf(document: dict[str, Any], where: str) -> BenchResult:
         tokens_in, tokens_out = figures["total_input_tokens"], figures["total_output_tokens"]
         if tokens_in is not None and tokens_out is not None and figures["duration"]:
             figures["total_token_throughput"] = (tokens_in + tokens_out) / figures["duration"]
-    check_units(figures, where)
+    check_figures(figures, where)
     identity = {k: document[k] for k in ("aiperf_version", "benchmark_id") if document.get(k) is not None}
     return BenchResult(
         origin="measured",

@@ -9,10 +9,12 @@ from typing import Any
 from sim.errors import BadInput
 from sim.metrics import Figures
 from sim.quantiles import percentile_word
+from sim.results_io.writing import LATENCY_KEY, is_vllm_figure
 
 Object = Mapping[str, Any]
 TO_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "secs": 1e3, "seconds": 1e3}
 UNIT_SLACK = 30.0  # a factor that no workload explains, but a wrong unit does (1000)
+LARGEST = 1e15  # more tokens than were ever served; as milliseconds thirty thousand years
 
 
 def number(source: Object, key: str, where: str) -> float | int | None:
@@ -95,23 +97,44 @@ def percentile_names(quantiles: Sequence[float], form: str = "p{}") -> dict[str,
     return {f"p{percentile_word(q)}": form.format(percentile_word(q)) for q in quantiles}
 
 
-def check_units(figures: Figures, where: str) -> None:
-    """Refuse latencies that contradict each other by a factor that only a wrong unit explains.
-
-    Two identities hold for any load: no request takes longer than the run, and E2EL = TTFT + (n - 1) TPOT.
+def check_figures(figures: Mapping[str, Any], where: str) -> None:
+    """Refuse figures that no run can have: no finite numbers, below zero, beyond any server, in a wrong unit.
 
     Raises:
         BadInput: naming the field.
     """
-    ttft, tpot = figures.get("mean_ttft_ms"), figures.get("mean_tpot_ms")
-    e2el, duration = figures.get("mean_e2el_ms"), figures.get("duration")
+    for key, value in figures.items():
+        if value is None or (isinstance(value, str) and not is_vllm_figure(key)):
+            continue  # a rate without bound is stored as text
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise BadInput(f"{where} {key}", None, f"must be a number, is {type(value).__name__}")
+        if not math.isfinite(value):
+            raise BadInput(f"{where} {key}", value, "must be finite")
+        if value < 0 and is_vllm_figure(key):
+            raise BadInput(f"{where} {key}", value, "must not be negative")
+        if abs(value) > LARGEST:
+            raise BadInput(f"{where} {key}", value, "is beyond what any run can have")
+    _check_units(figures, where)
+
+
+def _check_units(figures: Mapping[str, Any], where: str) -> None:
+    """Refuse figures that contradict each other by a factor that only a wrong unit explains.
+
+    Identities that hold for any load: no request takes longer than the run, a throughput is a total by the
+    duration, and E2EL = TTFT + (n - 1) TPOT.
+    """
+    duration, completed = figures.get("duration"), figures.get("completed")
+    total = figures.get("total_output_tokens")
     if duration:
-        for key in ("mean_ttft_ms", "mean_e2el_ms"):
-            value = figures.get(key)
-            if value is not None and value > UNIT_SLACK * duration * 1000.0:
+        for key, value in figures.items():
+            if value is not None and LATENCY_KEY.fullmatch(key) and value > UNIT_SLACK * duration * 1000.0:
                 hint = f"is longer than the run ({duration:g} s); is it in ms, and the duration in s?"
                 raise BadInput(f"{where} {key}", value, hint)
-    total, completed = figures.get("total_output_tokens"), figures.get("completed")
+        for key, amount in (("request_throughput", completed), ("output_throughput", total)):
+            rate = figures.get(key)
+            if rate and amount and not 1 / UNIT_SLACK < rate * duration / amount < UNIT_SLACK:
+                raise BadInput(f"{where} {key}", rate, f"does not fit {amount:g} in {duration:g} s")
+    ttft, tpot, e2el = (figures.get(f"mean_{name}_ms") for name in ("ttft", "tpot", "e2el"))
     if not (ttft and tpot and e2el and total and completed) or total <= completed:
         return
     expected = ttft + (total / completed - 1) * tpot

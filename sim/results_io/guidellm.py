@@ -12,7 +12,7 @@ from sim.errors import BadInput
 from sim.metrics import Figures, success_verdict
 from sim.provenance import Note
 from sim.results import BenchResult
-from sim.results_io.fields import Object, check_units, count, number, section, statistics
+from sim.results_io.fields import Object, check_figures, count, number, section, statistics
 
 _MOMENTS = {"mean": "mean", "median": "median", "std": "std_dev"}
 _PERCENTILES = {"p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "p99.9": "p999"}
@@ -80,7 +80,7 @@ def _one(entry: dict[str, Any], arguments: Object, where: str) -> BenchResult:
     figures["mean_itl_ms"] = figures.get("mean_tpot_ms")
     if figures.get("mean_ttft_ms") is None and figures.get("mean_e2el_ms") is None:
         raise BadInput(f"{where} metrics", None, "has neither time_to_first_token_ms nor request_latency")
-    check_units(figures, where)
+    check_figures(figures, where)
     return BenchResult(
         origin="measured",
         tool="guidellm",

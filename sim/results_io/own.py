@@ -9,7 +9,7 @@ import numpy as np
 from sim.errors import BadInput
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords, ServerSeries, Verdict
-from sim.results_io.fields import section
+from sim.results_io.fields import check_figures, required, section
 from sim.results_io.writing import FLOAT_COLUMNS, FORMAT, INT_COLUMNS, LATENCY_KEY, PEAK_KEYS, TOTAL_KEYS
 
 
@@ -29,16 +29,18 @@ def read_own(document: dict[str, Any], where: str) -> BenchResult:
         figures = {key: document.get(key) for key in (*TOTAL_KEYS, *PEAK_KEYS) if key != "rtfx"}
         figures.update({key: value for key, value in document.items() if LATENCY_KEY.fullmatch(key)})
         figures.update(section(ours, "aggregates", where))
+        check_figures(figures, where)
+        check_figures(section(ours, "server", where), f"{where}.server")
         columns = ours.get("records")
         series = ours.get("series")
         return BenchResult(
             origin=cast(Literal["predicted", "measured"], ours["origin"]),
             tool=str(ours["tool"]),
             identity=section(ours, "identity", where),
-            duration=float(ours["duration"]),
+            duration=float(required(ours, "duration", where)),
             aggregates=figures,
             records=None if columns is None else _records(columns, document["itls"]),
-            series=None if series is None else ServerSeries(**{k: _floats(v) for k, v in series.items()}),
+            series=None if series is None else ServerSeries(**{k: _floats(v, k) for k, v in series.items()}),
             server=section(ours, "server", where),
             verdict=_verdict(ours["verdict"]),
             notes=_notes(ours["notes"]),
@@ -60,13 +62,17 @@ def _notes(values: list[dict[str, str]]) -> tuple[Note, ...]:
     return tuple(Note(v["kind"], v["subject"], v["text"]) for v in values)
 
 
-def _floats(values: list[float | None]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+def _floats(values: list[float | None], name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A column in which null is unknown."""
+    column = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+    if np.isinf(column).any():
+        raise ValueError(f"{name} has an infinite number")
+    return column
 
 
 def _records(columns: dict[str, Any], itls: list[list[float]]) -> RequestRecords:
     n = len(columns["request_id"])
-    held: dict[str, Any] = {name: _floats(columns[name]) for name in FLOAT_COLUMNS}
+    held: dict[str, Any] = {name: _floats(columns[name], name) for name in FLOAT_COLUMNS}
     for name in INT_COLUMNS:
         held[name] = np.array([-1 if v is None else v for v in columns[name]], dtype=np.int64)
     lengths = {
@@ -78,7 +84,7 @@ def _records(columns: dict[str, Any], itls: list[list[float]]) -> RequestRecords
     return RequestRecords(
         request_id=tuple(columns["request_id"]),
         status=tuple(columns["status"]),
-        itls=_floats([gap for row in itls for gap in row]),
+        itls=_floats([gap for row in itls for gap in row], "itls"),
         itl_offsets=np.cumsum([0, *(len(row) for row in itls)]).astype(np.int64),
         **held,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from sim.errors import BadInput
 from sim.metrics import Figures, success_verdict
 from sim.results import BenchResult
-from sim.results_io.fields import TO_MS, check_units
+from sim.results_io.fields import TO_MS, check_figures
 
 HEADER = re.compile(r"=+ *Serving Benchmark Result *=+")
 # One figure: a label with perhaps a unit in brackets, a colon, one value. What stands in front is a
@@ -88,7 +88,7 @@ def _one(preamble: str, body: str, where: str, first_line: int) -> BenchResult:
             raise BadInput(where, None, f'the report lacks the line "{label}:"; is it truncated?')
     if not any(key.endswith("_ms") for key in figures):
         raise BadInput(where, None, "the report has no latencies; is it truncated?")
-    check_units(figures, where)
+    check_figures(figures, where)
     sglang = "backend" in identity or "End-to-End Latency" in body
     tool = "sglang.bench_serving" if sglang else "vllm bench serve"
     predicted = _PREDICTED.search(preamble) is not None

@@ -7,7 +7,15 @@ from typing import Any
 from sim.metrics import Figures, success_verdict
 from sim.provenance import Note
 from sim.results import BenchResult
-from sim.results_io.fields import check_units, count, number, percentile_names, required, section, statistics
+from sim.results_io.fields import (
+    check_figures,
+    count,
+    number,
+    percentile_names,
+    required,
+    section,
+    statistics,
+)
 
 _NAMES = {k: k for k in ("mean", "median", "std")} | percentile_names((90.0, 95.0, 99.0))
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e_latency": "e2el"}
@@ -52,7 +60,7 @@ def read_sglang(document: dict[str, Any], where: str) -> BenchResult:
     for theirs, ours in _METRICS.items():
         names = {k: f"{v}_{theirs}_ms" for k, v in _NAMES.items()}
         figures.update(statistics(ours, document, where, names))
-    check_units(figures, where)
+    check_figures(figures, where)
     cache = section(document, "cache_report", where)
     text = "E2EL of this client runs to the last line of the stream, [DONE] included"
     return BenchResult(

@@ -12,8 +12,15 @@ from sim.errors import BadInput
 from sim.metrics import Figures, success_verdict, summarise
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords
-from sim.results_io.fields import check_units, count, number, numbers, required
-from sim.results_io.writing import HEAD_KEYS, LATENCY_KEY, LIST_KEYS, PEAK_KEYS, TOTAL_KEYS
+from sim.results_io.fields import check_figures, count, number, numbers, required
+from sim.results_io.writing import (
+    HEAD_KEYS,
+    LATENCY_KEY,
+    LIST_KEYS,
+    PEAK_KEYS,
+    TOTAL_KEYS,
+    is_vllm_figure,
+)
 from sim.workload.spec import WorkloadSpec
 
 Floats = NDArray[np.float64]
@@ -39,10 +46,11 @@ def read_vllm(document: dict[str, Any], where: str) -> BenchResult:
     records = _records(document, where)
     if records is not None:
         _check_seconds(document, records, reported, where)
-    check_units(reported, where)
+    check_figures(reported, where)
     figures, notes = reported, list[Note]()
     if records is not None:
         figures = _from_records(records, reported, document)
+        check_figures({key: value for key, value in figures.items() if is_vllm_figure(key)}, where)
         notes = _contradictions(figures, reported)
     known = (*HEAD_KEYS, *_RAMP_KEYS, *TOTAL_KEYS, *PEAK_KEYS, *LIST_KEYS, "latencies", "queue_times")
     extra = {k: v for k, v in document.items() if k not in known and not LATENCY_KEY.fullmatch(k)}
