@@ -46,6 +46,7 @@ def forecast(
     requests: Sequence[Request] | None = None,
     steps: StepSink | None = None,
     leap: bool = True,
+    fast: bool | None = None,
 ) -> SimResult:
     """`simulate`, with 90 % intervals under `extra["intervals"]` of the result.
 
@@ -54,7 +55,7 @@ def forecast(
 
     Args:
         draws: further simulations with a profile; 0 leaves intervals out altogether.
-        requests, steps, leap: see `simulate`; `steps` sees the most likely simulation only.
+        requests, steps, leap, fast: see `simulate`; `steps` sees the most likely simulation only.
 
     Raises:
         BadInput, EngineStuck: as `simulate`; the profile is of another GPU.
@@ -69,6 +70,7 @@ def forecast(
         requests=requests,
         steps=steps,
         leap=leap,
+        fast=fast,
     )
     count = DRAWS if draws is None else draws
     if not count:
@@ -77,7 +79,9 @@ def forecast(
     others = []
     for index, model in enumerate(basis.models):
         reseeded = scenario if basis.envelope else _reseeded(scenario, index + 1)
-        run = simulate(reseeded, step_time=model, requests=requests, account=nominal.account, leap=leap)
+        run = simulate(
+            reseeded, step_time=model, requests=requests, account=nominal.account, leap=leap, fast=fast
+        )
         others.append(_figures(run.result))
     centre = _figures(nominal.result)
     found = _envelope(centre, others) if basis.envelope else intervals(centre, others)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Literal
 
 import numpy as np
 import simpy
@@ -21,16 +24,22 @@ from sim.results import RequestRecords, ServerSeries
 from sim.steptime.base import StepTimeModel
 from sim.workload.table import RequestTable
 
+Path = Literal["steps", "leaps", "compiled"]
+
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What happened: `duration` runs from time 0 of the load plan to the last answer [s]."""
+    """What happened: `duration` runs from time 0 of the load plan to the last answer [s].
+
+    `path` tells how it was found out: step by step, in leaps, or compiled (`sim.fast`).
+    """
 
     records: RequestRecords
     ttft_parts: TtftParts
     series: ServerSeries
     usage: Usage
     duration: float
+    path: Path = "steps"
 
 
 def run(
@@ -45,6 +54,7 @@ def run(
     limits: Limits | None = None,
     steps: StepSink | None = None,
     leap: bool = True,
+    fast: bool | None = None,
 ) -> RunOutcome:
     """Simulate `requests` on one replica until the last one is answered.
 
@@ -57,14 +67,29 @@ def run(
         limits: for naming what requests wait for.
         steps: called with a JSON-ready dict for every step; no step is leapt over then.
         leap: False takes every step with the plain scheduler, at leisure; the outcome is the same.
+        fast: whether to use a compiled kernel where one applies; None: if the extra `fast` is installed.
 
     Raises:
         EngineStuck: the real engine would hang, die or recompute for ever; names the request.
         BadInput: the engine would refuse a request.
     """
+    requests = _in_order(requests)
+    if leap and steps is None and not warmups and fast is not False and _has_kernels():
+        from sim.fast.glue import run_compiled
+
+        outcome = run_compiled(
+            scheduler,
+            requests,
+            step_time,
+            max_concurrency=max_concurrency,
+            stream_interval=stream_interval,
+            idle_poll=idle_poll,
+            limits=limits or Limits(),
+        )
+        if outcome is not None:
+            return outcome
     env = simpy.Environment()
     recorder = Recorder(step_time.front_end, stream_interval)
-    requests = _in_order(requests)
     everything = [*warmups, *requests] if warmups else requests
     leaper = _leaping(scheduler, everything) if leap and steps is None else None
     if leaper is None:
@@ -88,7 +113,14 @@ def run(
         series=ServerSeries(*samples.T.copy()),
         usage=replica.usage,
         duration=env.now - recorder.start,
+        path="steps" if leaper is None else "leaps",
     )
+
+
+@cache
+def _has_kernels() -> bool:
+    """Whether the extra `fast` is installed."""
+    return find_spec("numba") is not None
 
 
 def _in_order(requests: Sequence[Request]) -> Sequence[Request]:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -65,6 +66,7 @@ def simulate(
     account: MemoryAccount | None = None,
     before: Sequence[Request] = (),
     leap: bool = True,
+    fast: bool | None = None,
 ) -> SimResult:
     """Predict what the scenario's client would report.
 
@@ -76,6 +78,7 @@ def simulate(
         before: what the engine served before this run; it leaves the prefix cache warm, as an earlier run
             of a client with the same seed does.
         leap: False takes every step with the plain scheduler; the result is the same.
+        fast: False leaves the compiled kernels alone, which take a moment to load; None: if installed.
 
     Raises:
         BadInput: the engine would refuse to start, or refuse a request.
@@ -108,6 +111,7 @@ def simulate(
         limits=engine.limits(scenario.engine, account),
         steps=steps,
         leap=leap,
+        fast=fast,
     )
     return _report(scenario, account, step_time, outcome, notes)
 
@@ -173,6 +177,7 @@ def _report(
             "device_time": _device_time(usage, outcome.duration),
             "waiting_time": dict(sorted(usage.waiting.items())),
             "steps": usage.steps,
+            "path": outcome.path,
             "step_time": _described(step_time),
             "range": {
                 "status": "extrapolated" if outside > MAX_OUTSIDE else "in range",
@@ -252,6 +257,7 @@ def _sha(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@cache
 def _own_version() -> str | None:
     try:
         return version("servecast")

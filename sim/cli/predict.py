@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from sim.steptime.base import StepTimeModel
 
 
+WORTH_COMPILED = 20_000  # requests that take longer than loading the compiled kernels does
+
+
 def step_time_from(profile: Path | None, scenario: Scenario) -> tuple[StepTimeModel | None, tuple[Note, ...]]:
     """The step-time model of a calibration profile and what to know of it; None without a profile.
 
@@ -43,10 +46,14 @@ def simulate_with(
 ) -> SimResult:
     """Simulate a scenario with the profile's step times if one is given; see `sim.forecast.forecast`."""
     from sim.forecast import forecast
-    from sim.profile import load_profile
 
-    loaded = None if profile is None else load_profile(profile)
-    return forecast(scenario, loaded, draws=draws, steps=steps, leap=leap)
+    loaded = None
+    if profile is not None:
+        from sim.profile import load_profile
+
+        loaded = load_profile(profile)
+    fast = None if scenario.workload.num_prompts >= WORTH_COMPILED else False
+    return forecast(scenario, loaded, draws=draws, steps=steps, leap=leap, fast=fast)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ class VllmScheduler:
 
     def __init__(self, config: VllmSchedulerConfig, *, shares_prefixes: bool = True) -> None:
         self.config = config
-        self._shares_prefixes = shares_prefixes
+        self.shares_prefixes = shares_prefixes
         self.pipeline_depth = 2 if config.async_scheduling else 1
         counts = not shares_prefixes and config.scheduling_policy == "fcfs"
         self.block_pool: BlockPool = (CountingBlockPool if counts else PrefixCachingBlockPool)(
@@ -159,7 +159,7 @@ class VllmScheduler:
 
         if not can_leap(self.config, requests):
             return None
-        return LeapingVllmScheduler(self.config, shares_prefixes=self._shares_prefixes)
+        return LeapingVllmScheduler(self.config, shares_prefixes=self.shares_prefixes)
 
     def _new_request(self, request: Request) -> EngineRequest:
         table = self.block_pool.new_table(request.request_id, request.prompt)
