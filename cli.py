@@ -69,10 +69,27 @@ def servecast() -> None:
 def main(args: list[str] | None = None) -> Any:
     """Run the command line; exit status 0 ok, 1 failed, 2 bad input, 3 invalid or not comparable."""
     try:
-        servecast.main(args=args, prog_name="servecast", standalone_mode=True)
+        status = servecast.main(args=args, prog_name="servecast", standalone_mode=False)
     except ServecastError as error:
         click.echo(f"servecast: {error}", err=True)
         sys.exit(error.exit_status)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        click.echo(f"servecast: {_one_line(error)}", err=True)
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _one_line(error: click.ClickException) -> str:
+    """What is wrong with the options, and whose `--help` tells the right ones."""
+    text = " ".join(error.format_message().split())
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    return text if context is None else f"{text} (see {context.command_path} --help)"
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ def load_model(name_or_path: str) -> ModelConfig:
     name = name_or_path.strip()
     if not name:
         raise BadInput("--model", name_or_path, "name a model or a folder with its config.json")
+    if not name.isprintable():  # it goes into reports, where a terminal would obey it
+        raise BadInput("--model", name, "has control characters in its name; rename the folder")
     path = Path(name).expanduser()
     if path.exists():
         return _from_path(path)

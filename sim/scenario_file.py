@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from sim.errors import BadInput
 from sim.workload.spec import (
@@ -30,13 +38,21 @@ from sim.workload.spec import (
     RandomDataset,
     WorkloadSpec,
 )
-from sim.yamltext import load_yaml
+from sim.yamltext import load_yaml, yaml_fault
 
 _FILE_KINDS = ("sharegpt", "azure", "mooncake", "vllm-result", "lengths")
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: object, info: ValidationInfo) -> object:
+        """pydantic would take `seed: yes` for 1."""
+        if isinstance(value, bool) and "bool" not in str(cls.model_fields[str(info.field_name)].annotation):
+            raise ValueError("is true or false to YAML; write a number, or quote a text")
+        return value
 
 
 def _quoted_version(value: object) -> object:
@@ -186,9 +202,7 @@ def read_scenario_file(path: str | Path) -> ScenarioInput:
     try:
         raw = load_yaml(text)
     except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where else ""
-        raise BadInput("SCENARIO", str(path), f"is not YAML{line}") from None
+        raise BadInput("SCENARIO", str(path), yaml_fault(error)) from None
     if not isinstance(raw, Mapping):
         raise BadInput("SCENARIO", str(path), "must hold `serve:`, `bench:`, `gpu:` and so on")
     return parse_scenario_mapping(raw, str(path))

@@ -11,17 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.build import read_source
+from sim.carry import account_of
 from sim.cli.advise import advise as advise_command
 from sim.cli.options import ScenarioOptions
 from sim.cli.predict import predict
 from sim.cli.report_source import source_of
+from sim.command_text import bench_text, predict_text, serve_text, spec_words
 from sim.commands.bench import bench_from_words
 from sim.errors import BadInput
 from sim.explain.advice_text import document, render
 from sim.explain.advise import _costs, advise, relative
-from sim.explain.carry import account_of, changed
+from sim.explain.carry import changed
 from sim.explain.changes import candidates
-from sim.explain.commands import bench_text, predict_text, serve_text, spec_words
 from sim.explain.outcome import evaluate
 from sim.explain.uncertain import Variant, depends_on_seed, run_variant, variants
 from sim.resultfile import write_result

@@ -301,7 +301,7 @@ def test_command_says_capacity_replicas_and_cost(tmp_path):
     args += ["--seeds", "2", "--jobs", "1", "--no-model-error", "--json", str(page)]
     done = CliRunner().invoke(cli.servecast, args)
     assert done.exit_code == 0, done.output
-    for word in ("capacity:", "one replica down", "per million output tokens", "request-rate="):
+    for word in ("capacity:", "one replica down", "per million output tokens", "--request-rate "):
         assert word in done.output
     assert '"capacity"' in page.read_text(encoding="utf-8")
 

@@ -432,3 +432,26 @@ def test_a_quoted_version_keeps_its_closing_zero(tmp_path: Path) -> None:
     path = tmp_path / "v.yaml"
     path.write_text('engine_version: "0.30"')
     assert read_scenario_file(path).engine_version == "0.30"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("gpu: H100\nseed: 1\ngpu: L4\n", r"gpu is there twice \(line 3\)"),
+        ("gpu: H100\nworkload: {seed: 1, num_prompts: 3, seed: 2}\n", r"seed is there twice \(line 2\)"),
+        ("gpu: [\n", r"is not YAML \(line 2\)"),
+    ],
+)
+def test_a_key_given_twice_is_refused_by_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=says):
+        read_scenario_file(path)
+
+
+def test_truth_values_and_lists_are_no_numbers() -> None:
+    with pytest.raises(BadInput, match="true or false"):
+        parse_scenario_mapping({"serve": SERVE, "seed": True}, "here")
+    engine = {"name": "vllm", "model": "Qwen/Qwen3-14B", "args": {"max_num_seqs": [1, 2]}}
+    with pytest.raises(BadInput, match=r"--max-num-seqs.*one value"):
+        build_scenario(file={"engine": engine, "gpu": "H100"})

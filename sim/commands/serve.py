@@ -252,7 +252,7 @@ def mapping_words(key: str, value: object, flags: FlagTable) -> list[str]:
     """One `key: value` of a YAML mapping as command-line words.
 
     Raises:
-        BadInput: an unknown key.
+        BadInput: an unknown key, or a list where one value belongs.
     """
     if key in {"model_tag", "model-tag"}:
         return [str(value)]
@@ -267,6 +267,8 @@ def mapping_words(key: str, value: object, flags: FlagTable) -> list[str]:
     if isinstance(value, Mapping) or (isinstance(value, list) and flag.kind == "json"):
         return [spelling, json.dumps(value)]
     if isinstance(value, list):
+        if flag.kind != "list":
+            raise BadInput(spelling, str(value), "takes one value, not a list")
         return [spelling, *map(str, value)]
     if isinstance(value, str) and flag.kind == "list":
         return [spelling, *shlex.split(value)]

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sim.build import ScenarioSource
+from sim.command_text import predict_text, serve_text
 from sim.compare import figure
 from sim.errors import ServecastError
 from sim.explain.carry import changed
 from sim.explain.changes import Change, candidates
-from sim.explain.commands import predict_text, serve_text
 from sim.explain.knowledge import Direction
 from sim.explain.outcome import GOALS, Goal, Outcome, evaluate
 from sim.explain.uncertain import OTHER_FORMAT, StepTimes, Variant, defaults, run_variant, variants

@@ -32,8 +32,9 @@ from sim.planning.sessions import Session, SessionShape, draw_sessions, singles
 from sim.planning.traffic import requests_at
 from sim.request import Request
 from sim.scenario_file import DatasetInput, WorkloadInput, workload_from_input
-from sim.workload.files import place, read_text
+from sim.workload.files import read_text
 from sim.workload.spec import WorkloadSpec
+from sim.yamltext import load_yaml, yaml_fault
 
 FIELD = "--traffic"
 
@@ -189,10 +190,9 @@ def read_traffic(path: str | Path) -> Traffic:
     """
     text = read_text(path, FIELD)
     try:
-        raw = yaml.safe_load(text)
+        raw = load_yaml(text)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        raise BadInput(place(path, mark.line + 1) if mark else str(path), None, "is not YAML") from None
+        raise BadInput(FIELD, str(path), yaml_fault(error)) from None
     if not isinstance(raw, Mapping):
         raise BadInput(FIELD, str(path), "must hold `rate:` and `tenants:`")
     return parse_traffic(raw, str(path))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
+from sim.command_text import load_line
+from sim.commands.serve import launch_words
 from sim.planning.capacity import Capacity
 from sim.planning.plan import Plan
 from sim.planning.plan_text import (
@@ -14,6 +17,7 @@ from sim.planning.plan_text import (
     render_points,
     render_sizing,
 )
+from sim.planning.probe import Level, at_level
 from sim.planning.text import wrap
 from sim.planning.traffic import is_trace, native_rate
 from sim.provenance import Note
@@ -75,28 +79,31 @@ def serve_line(scenario: Scenario) -> str:
     words = ["vllm", "serve", scenario.model.name]
     if engine.name == "sglang":
         words = ["python", "-m", "sglang.launch_server", "--model-path", scenario.model.name]
-    for flag, value in engine.given:
-        if flag in ("--model", "--model-path"):
-            continue
-        words += [flag] if value is None else [flag, value]
+    given = tuple(pair for pair in engine.given if pair[0] not in ("--model", "--model-path"))
+    words += launch_words(replace(engine, given=given))
     env = [f"{key}={shlex.quote(value)}" for key, value in engine.env.items()]
     return " ".join([*env, shlex.join(words)])
 
 
 def bench_line(found: Capacity, share: float) -> str:
-    """A `servecast bench` command at a share of the answer."""
+    """A `servecast bench` command at a share of the answer, complete in itself."""
     assert found.level is not None
     value = found.level.value * share
-    name = found.scenario.name or "SCENARIO"
-    if found.level.kind == "concurrency":
-        level = max(1, round(value))
-        return f"servecast bench {name}.yaml --set max-concurrency={level} --set num-prompts={6 * level}"
     prompts = max(1000, round(120 * value))
-    spec = found.scenario.workload
+    if found.level.kind == "concurrency":
+        value = max(1, round(value))
+        prompts = 6 * value
+    scenario = at_level(found.scenario, Level(found.level.kind, value), prompts)
+    spec = scenario.workload
     if is_trace(spec) and spec.use_trace_arrivals:
-        scale = value / native_rate(spec)
-        return f"servecast bench {name}.yaml  # workload: {{rate_scale: {scale:.3g}, num_prompts: {prompts}}}"
-    return f"servecast bench {name}.yaml --set request-rate={value:.3g} --set num-prompts={prompts}"
+        spec = replace(spec, rate_scale=float(f"{value / native_rate(spec):.3g}"), request_rate=float("inf"))
+    else:
+        spec = replace(spec, request_rate=float(f"{spec.request_rate:.3g}"))
+    words = ["servecast", "bench", "--gpu", scenario.gpu.name, "--gpu-count", str(scenario.gpu_count)]
+    if scenario.engine.asked_version:
+        words += ["--engine-version", scenario.engine.asked_version]
+    client = load_line(spec)
+    return shlex.join([*words, "--serve", serve_line(scenario), "--bench", client])
 
 
 def assumptions(plan: Plan) -> list[Note]:

@@ -12,6 +12,8 @@ from sim.planning.resources import WORDS, Utilisation
 from sim.planning.sizing import Sizing
 from sim.planning.text import milliseconds, wrap
 
+MODEL_TURNS = 0.2
+
 
 def render_capacity(found: Capacity) -> list[str]:
     """The answer, its intervals, what binds, and what is left."""
@@ -50,11 +52,18 @@ def error_words(found: Capacity) -> str:
     text = f"with step times {found.error.share:.0%} longer {low:.3g}, shorter {high:.3g} ({source})"
     if found.error.drawn:
         text = f"with other step times that the evidence allows {low:.3g} to {high:.3g} ({source})"
-    if found.level is not None and found.level.value > 0 and (high - low) / found.level.value > 0.2:
+    if turns_with_model(found):
         text += (
             "; WARNING: the answer turns with the model's error: calibrate on this GPU before relying on it"
         )
     return text
+
+
+def turns_with_model(found: Capacity) -> bool:
+    """Whether the answer moves by more than a fifth within the step-time model's error."""
+    if found.level is None or found.level.value <= 0 or found.model_low is None or found.model_high is None:
+        return False
+    return (found.model_high - found.model_low) / found.level.value > MODEL_TURNS
 
 
 def binding_words(found: Capacity) -> str:
@@ -141,44 +150,61 @@ def render_day(day: DayOfReplicas) -> list[str]:
 
 
 def render_candidates(found: Sequence[Candidate]) -> list[str]:
-    """Hardware side by side."""
+    """Hardware side by side; loads are those of one replica."""
     lines = [
-        f"{'replica':<24}{'GPUs':>5}{'requests/s':>12}{'95 %':>18}{'out tok/s':>11}{'replicas':>10}  binding"
+        f"{'replica':<20}{'GPUs':>5}{'requests/s':>12}{'95 % (seeds)':>16}{'model error':>16}"
+        f"{'out tok/s':>11}{'replicas':>10}  binding"
     ]
     for candidate in found:
         if candidate.failure is not None or candidate.found is None:
-            lines += wrap(f"{candidate.name:<24}cannot run: {candidate.failure}", " " * 24)
+            lines += wrap(f"{candidate.name:<20}cannot run: {candidate.failure}", " " * 20)
             continue
         answer = candidate.found
-        head = f"{candidate.name:<24}{candidate.gpus_per_replica:>5}"
+        head = f"{candidate.name:<20}{candidate.gpus_per_replica:>5}"
         if answer.level is None:
-            lines += wrap(f"{head}  no load keeps {answer.binding}: {answer.cause.text}", " " * 24)
+            lines += wrap(f"{head}  no load keeps {answer.binding}: {answer.cause.text}", " " * 20)
             continue
-        interval = (
-            "" if answer.low is None or answer.high is None else f"{answer.low:.3g} to {answer.high:.3g}"
-        )
         replicas = "" if candidate.sizing is None else str(candidate.sizing.recommended)
         lines.append(
-            f"{head}{answer.level.value:>12.3g}{interval:>18}{answer.output_rate:>11,.0f}{replicas:>10}"
+            f"{head}{answer.level.value:>12.3g}{_range(answer.low, answer.high):>16}"
+            f"{_range(answer.model_low, answer.model_high):>16}{answer.output_rate:>11,.0f}{replicas:>10}"
             f"  {answer.binding}"
+        )
+    if unsure := [c.name for c in found if c.found is not None and turns_with_model(c.found)]:
+        lines += wrap(
+            f"WARNING: the answer turns with the model's error for {', '.join(unsure)}: calibrate on these "
+            "GPUs before relying on it, or on their order"
         )
     return lines
 
 
+def _range(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{low:.3g} to {high:.3g}"
+
+
 def render_points(points: Sequence[OperatingPoint], currency: str) -> list[str]:
-    """Ways to run, cheapest first; the Pareto-optimal ones are marked."""
+    """Ways to run, cheapest first: those that no other beats, and the cheapest of every kind of replica."""
     title = f"{currency}/hour"
     lines = [
         f"{'way to run':<24}{'replicas':>9}{'req/s each':>12}{'margin':>9}{title:>14}"
-        f"{f'{currency}/1M output':>16}"
+        f"{f'{currency}/1M output tok':>20}"
     ]
-    for p in sorted(points, key=lambda p: (p.per_hour, p.per_1m_output)):
+    ordered = sorted(points, key=lambda p: (p.per_hour, p.per_1m_output))
+    cheapest = {p.name: p for p in reversed(ordered)}
+    shown = [p for p in ordered if p.pareto or p is cheapest[p.name]]
+    for p in shown:
         replicas = "" if p.replicas is None else str(p.replicas)
         mark = "  <- not beaten" if p.pareto else ""
         lines.append(
             f"{p.name:<24}{replicas:>9}{p.load:>12.3g}{p.margin:>9.0%}{p.per_hour:>14,.2f}"
-            f"{p.per_1m_output:>16,.3f}{mark}"
+            f"{p.per_1m_output:>20,.3f}{mark}"
         )
+    left = len(points) - len(shown)
+    lines += wrap(
+        "  margin: what is left of the objective nearest to its limit; not beaten: nothing else costs less "
+        f"and leaves as much margin{f'; {left} more, all beaten, are in --json' if left else ''}",
+        "  ",
+    )
     return lines
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 
 from sim.build import ScenarioSource
-from sim.commands.bench import default_spec, parse_bench_command
+from sim.commands.bench import ClientName, default_spec, parse_bench_command
 from sim.commands.serve import launch_words
 from sim.errors import BadInput
 from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
@@ -31,8 +32,8 @@ def serve_text(source: ScenarioSource) -> str:
 
 def bench_text(source: ScenarioSource) -> str:
     """The benchmark command of a source, ready for a shell: as given where that says all of the load."""
-    client, spec = source.bench.client, source.bench.spec
-    start = ["vllm", "bench", "serve"] if client == "vllm" else ["python", "-m", "sglang.bench_serving"]
+    spec = source.bench.spec
+    start = _client_words(source.bench.client)
     given = [word for g in source.bench.given if not g.flag.secret for word in (g.spelling, *g.words)]
     text = shlex.join([*start, *given])
     try:
@@ -42,6 +43,15 @@ def bench_text(source: ScenarioSource) -> str:
         pass
     words = [] if source.bench.model is None else ["--model", source.bench.model]
     return shlex.join([*start, *words, *spec_words(spec)])
+
+
+def load_line(spec: WorkloadSpec) -> str:
+    """The benchmark command of a load, ready for a shell; the client asks the server for its model."""
+    return shlex.join([*_client_words(spec.client), *spec_words(spec)])
+
+
+def _client_words(client: ClientName) -> list[str]:
+    return ["vllm", "bench", "serve"] if client == "vllm" else ["python", "-m", "sglang.bench_serving"]
 
 
 def spec_words(spec: WorkloadSpec) -> list[str]:
@@ -71,6 +81,10 @@ def spec_words(spec: WorkloadSpec) -> list[str]:
         words += ["--metric-percentiles", ",".join(_number(q) for q in spec.percentiles)]
     if spec.use_trace_arrivals:
         words.append("--use-trace-arrivals")
+    if spec.client == "vllm" and spec.ignore_eos and not isinstance(spec.dataset, RandomDataset):
+        words.append("--ignore-eos")
+    if spec.client == "sglang" and not spec.ignore_eos:
+        words.append("--disable-ignore-eos")
     return words
 
 
@@ -79,7 +93,10 @@ def _dataset_words(spec: WorkloadSpec) -> list[str]:
     if isinstance(dataset, RandomDataset):
         words = ["--dataset-name", "random", "--random-input-len", str(dataset.input_len)]
         words += ["--random-output-len", str(dataset.output_len)]
-        if dataset.range_ratio or dataset.style == "sglang":
+        if dataset.output_range_ratio is not None:
+            both = {"input": dataset.range_ratio, "output": dataset.output_range_ratio}
+            words += ["--random-range-ratio", json.dumps(both)]
+        elif dataset.range_ratio or dataset.style == "sglang":
             words += ["--random-range-ratio", _number(dataset.range_ratio)]
         if dataset.prefix_len:
             words += ["--random-prefix-len", str(dataset.prefix_len)]
