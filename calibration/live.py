@@ -22,13 +22,15 @@ from bench.serial import subjects_of
 from bench.session import Subject
 from bench.sweep import Point
 from calibration.candidates import capacity
-from calibration.design import Plan, design
+from calibration.design import Plan, PlannedRun, design
+from calibration.live_cores import leave_workers_alone
 from calibration.live_plan import (
     CALIBRATION_SECONDS,
     MIXED,
     Load,
     Setting,
     first_prior,
+    in_turn,
     loads,
     next_prior,
     serve_command,
@@ -80,17 +82,23 @@ class Validation:
 
 
 class SettingRun:
-    """One setting: calibrates while the engine is up, then sends what is to be predicted."""
+    """One setting: calibrates while the engine is up, then sends what is to be predicted.
+
+    A shared host's speed drifts by a fifth within minutes. What the first round of the calibration measured
+    is measured again before every further round of the loads, so that the fit sees the host that they see.
+    """
 
     def __init__(self, setting: Setting, subject: Subject, plan: Plan, prior: Prior, how: Validation) -> None:
+        """`plan` is for one round."""
         self.setting = setting
         self.subject = subject
         self.loads: list[Load] = []
-        self.calibration: Calibration | None = None
+        self.sent: list[str] = []
+        self.cores: set[int] = set()
         self._prior = prior
         self._how = how
         self.director = Director(subject.scenario, plan, prior, steps_file(subject, self.options()))
-        self._waiting: list[Load] | None = None
+        self._waiting: list[Load | PlannedRun] | None = None
 
     def options(self) -> BenchOptions:
         """How the bench runs this setting: vLLM as a process, with the step probe."""
@@ -98,53 +106,68 @@ class SettingRun:
         return BenchOptions(launch, self._how.out / self.setting.name, resume=self._how.resume)
 
     def more(self, results: Mapping[str, BenchResult]) -> list[Point]:
-        """The calibration's runs, one by one; then the fit; then the loads."""
+        """The calibration's runs, one by one; a fit; then loads and calibration in turn."""
+        if not self.cores:  # the engine is up from the second call on
+            self.cores = leave_workers_alone()
+        points = self._next(results)
+        self.sent += [point.label for point in points]
+        return points
+
+    def _next(self, results: Mapping[str, BenchResult]) -> list[Point]:
         if self._waiting is None:
             if points := self.director.more(results):
                 return points
             self._waiting = self._fit_and_plan(results)
         if not self._waiting:
             return []
-        load = self._waiting.pop(0)
-        self.loads.append(load)
-        return [Point(load.name, load.spec)]
+        run = self._waiting.pop(0)
+        if isinstance(run, Load):
+            self.loads.append(run)
+            return [Point(run.name, run.spec)]
+        self.director.sent.append(run)
+        return [Point(run.label, run.spec)]
 
-    def _fit_and_plan(self, results: Mapping[str, BenchResult]) -> list[Load]:
-        in_order = [results[run.label] for run in self.director.sent if run.label in results]
-        measured = gathered(self.subject, self.director, in_order, self.options())
-        self.calibration = calibrate(measured, self._prior)
-        scenario, fitted = measured.scenario, self.calibration.fit
-        return loads(
+    def _fit_and_plan(self, results: Mapping[str, BenchResult]) -> list[Load | PlannedRun]:
+        calibration = self._calibrated(results)
+        scenario, fitted = calibration.measured.scenario, calibration.fit
+        found = loads(
             self.setting,
             _capacity(scenario, fitted),
             _capacity(replace(scenario, workload=replace(scenario.workload, dataset=MIXED)), fitted),
             self._how.repeats,
             quick=self._how.quick,
         )
+        return in_turn(self.director.sent, found)
 
-    def outcome(self, results: Mapping[str, BenchResult]) -> SettingOutcome:
-        """What was predicted, beside what was measured.
+    def _calibrated(self, results: Mapping[str, BenchResult]) -> Calibration:
+        in_order = [results[run.label] for run in self.director.sent if run.label in results]
+        return calibrate(gathered(self.subject, self.director, in_order, self.options()), self._prior)
+
+    def outcome(self, results: Mapping[str, BenchResult]) -> tuple[SettingOutcome, FitResult]:
+        """What was predicted, beside what was measured, and the fit that predicted it.
 
         Raises:
             ServecastError: the calibration did not come to its end.
         """
-        if self.calibration is None:
+        if self._waiting is None:
             raise ServecastError(f"{self.setting.name}: the calibration did not come to its end")
-        measured = self.calibration.measured
+        calibration = self._calibrated(results)
+        measured = calibration.measured
         pairs = []
         spans = []
         for load in self.loads:
             result = results.get(load.name)
             if result is None:
                 continue
-            pairs.append((load, predicted(measured.scenario, load, self.calibration.fit), result))
+            pairs.append((load, predicted(measured.scenario, load, calibration.fit), result))
             begun = result.extra.get("probe", {}).get("begun_s")
             if begun is not None:
                 spans.append((float(begun), float(begun) + result.duration))
         steps = None
         if measured.steps is not None and spans:
             steps = steps_within(measured.steps, measured.scenario, spans)
-        return judge_setting(self.setting.name, self.calibration, pairs, steps)
+        judged = judge_setting(self.setting.name, calibration, pairs, steps, spans)
+        return judged, calibration.fit
 
 
 def predicted(scenario: Scenario, load: Load, fitted: FitResult) -> BenchResult:
@@ -189,16 +212,14 @@ def validate(how: Validation) -> Outcome:
         source = source_of(setting, how.model)
         (subject,) = subjects_of([source])
         prior = first_prior(subject.scenario.gpu) if before is None else next_prior(before)
-        budget = setting.share * CALIBRATION_SECONDS * (0.5 if how.quick else 1.0)
+        budget = setting.share * CALIBRATION_SECONDS * (0.5 if how.quick else 1.0) / how.repeats
         plan = design(subject.scenario, budget=budget, prior=prior)
         run = SettingRun(setting, subject, plan, prior, how)
         with LiveTable() as reporter:
             found = run_engine(subject, (), run.options(), None, reporter, more=run.more)
-        labels = [r.label for r in run.director.sent] + [load.name for load in run.loads]
-        outcomes.append(run.outcome(dict(zip(labels, found, strict=False))))
-        assert run.calibration is not None
-        before = run.calibration.fit
-        print(report_text(Outcome(tuple(outcomes[-1:]))), flush=True)
+        judged, before = run.outcome(dict(zip(run.sent, found, strict=False)))
+        outcomes.append(judged)
+        print(report_text(Outcome((judged,))), flush=True)
     return Outcome(tuple(outcomes))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from calibration.design import PlannedRun
 from calibration.parameters import Prior, default_prior
 from calibration.result import FitResult
 from sim.hardware import GpuSpec
@@ -15,6 +17,7 @@ MAX_SEQS = 16
 CONCURRENCIES = (1, 2, 4, 8, 16)
 RATE_SHARES = (0.50, 0.85)  # of the capacity that the calibrated model gives
 MIXED_SHARE = 0.60  # and of its own capacity for the load of mixed lengths
+AGAIN = 10_000  # between the seeds of a calibration run and of its repeat
 CALIBRATION_SECONDS = 270.0  # of load, over all settings; warm-ups come on top, and all stays below 5 minutes
 
 # A CPU that nobody has measured may be several times faster or slower than the one behind the prior.
@@ -151,6 +154,25 @@ def loads(
             own = repeat if "--enable-prefix-caching" in setting.flags else 0
             placed.append(Load(label, replace(spec, seed=seed + 100 * index + own), repeat))
     return placed
+
+
+def in_turn(calibration: Sequence[PlannedRun], found: Sequence[Load]) -> list[Load | PlannedRun]:
+    """The loads round by round, and before each round but the first the calibration's runs again."""
+    order: list[Load | PlannedRun] = []
+    for repeat in sorted({load.repeat for load in found}):
+        if repeat:
+            order += [
+                replace(
+                    run,
+                    label=f"{run.label}-{repeat + 1}",
+                    spec=replace(run.spec, seed=run.spec.seed + AGAIN * repeat),
+                    held_out=False,
+                )
+                for run in calibration
+                if run.label != "pilot"
+            ]
+        order += [load for load in found if load.repeat == repeat]
+    return order
 
 
 def closed_loop_prompts(concurrency: int) -> int:

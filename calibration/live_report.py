@@ -69,13 +69,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Step times of the held-out loads against the fit: mean absolute relative error, by kind of step."""
+    """Step times of the held-out loads against the fit: mean absolute relative error, by kind of step.
+
+    Attributes:
+        drift: lowest and highest of the runs' own factors on all their steps: how the host's speed changed.
+        steady_mape: the error that is left where each run's own factor is taken out; None if no run is known.
+    """
 
     count: int
     mape: float
     prefill_count: int
     prefill_mape: float | None
     decode_mape: float | None
+    drift: tuple[float, float] | None = None
+    steady_mape: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +119,22 @@ class Outcome:
 
 
 Pair = tuple[Load, BenchResult, BenchResult]
+Span = tuple[float, float]
 
 
 def judge_setting(
-    name: str, calibration: Calibration, pairs: Sequence[Pair], steps: StepRun | None
+    name: str,
+    calibration: Calibration,
+    pairs: Sequence[Pair],
+    steps: StepRun | None,
+    spans: Sequence[Span] = (),
 ) -> SettingOutcome:
     """Set predictions beside measurements.
 
     Args:
         pairs: (load, predicted, measured) of every repeat.
         steps: those of the same runs, none of which the fit has seen.
+        spans: when each of them began and ended, on the steps' clock [s].
     """
     rows = []
     for key in (*BOUNDS, *SHOWN):
@@ -153,7 +166,7 @@ def judge_setting(
         {n: fitted.value(n) for n in fitted.space.names},
         dict(fitted.status),
         tuple(rows),
-        None if steps is None else step_errors(calibration, steps),
+        None if steps is None else step_errors(calibration, steps, spans),
         _preemptions(pairs),
         tuple(_suspects(pairs)),
     )
@@ -178,18 +191,27 @@ def pooled_noise(key: str, pairs: Sequence[Pair]) -> float | None:
     return math.sqrt(squares / degrees) if degrees else None
 
 
-def step_errors(calibration: Calibration, steps: StepRun) -> Steps:
+def step_errors(calibration: Calibration, steps: StepRun, spans: Sequence[Span] = ()) -> Steps:
     """Priced against timed steps; what the host does between launches is part of a step on a CPU."""
     model = replace(roofline(steps.scenario), efficiencies=calibration.fit.efficiencies)
     priced = np.array([model.host_before(s) + model.gpu(s) + model.host_after(s) for s in steps.shapes])
-    errors: Floats = np.abs(priced / steps.seconds - 1.0)
+    ratios: Floats = priced / steps.seconds
+    errors: Floats = np.abs(ratios - 1.0)
     prefill = np.array([shape.num_prefill_seqs > 0 for shape in steps.shapes])
+    factors = np.full(len(ratios), np.nan)
+    for begin, end in spans:
+        own = (steps.start >= begin) & (steps.start <= end)
+        if own.any():
+            factors[own] = np.median(ratios[own])
+    known = ~np.isnan(factors)
     return Steps(
         len(errors),
         float(errors.mean()),
         int(prefill.sum()),
         float(errors[prefill].mean()) if prefill.any() else None,
         float(errors[~prefill].mean()) if (~prefill).any() else None,
+        (float(1.0 / factors[known].max()), float(1.0 / factors[known].min())) if known.any() else None,
+        float(np.abs(ratios[known] / factors[known] - 1.0).mean()) if known.any() else None,
     )
 
 
@@ -258,9 +280,16 @@ def _steps_line(steps: Steps) -> str:
         if value is not None
     ]
     verdict = "ok" if steps.mape <= STEP_BOUND else "MISSED"
+    drift = ""
+    if steps.drift is not None and steps.steady_mape is not None:
+        low, high = steps.drift
+        drift = (
+            f"; steps of one run took {low:.2f} to {high:.2f} times the fit's, which left out "
+            f"{steps.steady_mape:.1%} remain"
+        )
     return (
         f"step times of these loads: MAPE {steps.mape:.1%} over {steps.count} steps "
-        f"({', '.join(kinds)}; {steps.prefill_count} with prefill), bound {STEP_BOUND:.0%}: {verdict}"
+        f"({', '.join(kinds)}; {steps.prefill_count} with prefill), bound {STEP_BOUND:.0%}: {verdict}{drift}"
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from bench.serial import subjects_of
 from calibration.design import design
+from calibration.evidence import StepRun
 from calibration.live import SettingRun, Validation, source_of
 from calibration.live_plan import (
     CALIBRATION_SECONDS,
@@ -29,9 +32,12 @@ from calibration.live_report import (
     pooled_noise,
     report_json,
     report_text,
+    step_errors,
 )
 from calibration.parameters import space_of
 from calibration.result import FitResult
+from calibration.session import Calibration
+from sim.engines.base import StepShape
 from sim.gpus import find_gpu
 from sim.results import BenchResult
 from sim.simulate import roofline, simulate
@@ -167,6 +173,22 @@ def outcome(rows: list[Row], mape: float) -> Outcome:
     )
 
 
+def test_a_host_that_drifts_is_told_from_a_model_that_errs(tmp_path: Path) -> None:
+    (setting, *_) = settings()
+    scenario = source_of(setting, write(tmp_path / "half", HALF_B)).build()
+    model = roofline(scenario)
+    shapes = tuple(StepShape("mixed", 0, 0, n, 0, 0, 200 * n, n) for n in (1, 2, 4, 8) for _ in range(25))
+    priced = np.array([model.host_before(s) + model.gpu(s) + model.host_after(s) for s in shapes])
+    start = np.arange(100.0)
+    slower = np.where(start < 50, 1.0, 1.3)
+    steps = StepRun("steps", scenario, shapes, priced * slower, start)
+    fitted = SimpleNamespace(fit=SimpleNamespace(efficiencies=model.efficiencies))
+    found = step_errors(cast(Calibration, fitted), steps, [(0.0, 49.5), (50.0, 99.5)])
+    assert found.mape == pytest.approx(0.5 * (1 - 1 / 1.3))
+    assert found.drift == pytest.approx((1.0, 1.3))
+    assert found.steady_mape == pytest.approx(0.0, abs=1e-12)
+
+
 def test_one_missed_bound_fails_the_whole() -> None:
     assert outcome([row(0.01)], 0.04).passed
     assert not outcome([row(0.01), row(0.2)], 0.04).passed
@@ -200,8 +222,8 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
         front_request=0.001,
         output_delay=0.012,
     )
-    how = Validation(("vllm",), tmp_path / "half", tmp_path / "out", repeats=1, quick=True)
-    plan = design(subject.scenario, budget=80.0, prior=prior)
+    how = Validation(("vllm",), tmp_path / "half", tmp_path / "out", repeats=2, quick=True)
+    plan = design(subject.scenario, budget=40.0, prior=prior)
     run = SettingRun(setting, subject, plan, prior, how)
     results: dict[str, BenchResult] = {}
     while points := run.more(results):
@@ -210,7 +232,7 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
             scenario = replace(subject.scenario, workload=spec, seed=spec.seed)
             made = simulate(scenario, step_time=replace(roofline(scenario), efficiencies=truth)).result
             results[point.label] = replace(made, origin="measured", tool="servecast bench", extra={})
-    found = run.outcome(results)
+    found, _ = run.outcome(results)
     assert found.passed
     assert {row.load for row in found.rows} == {
         "c1",
@@ -224,3 +246,8 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
     # No load that is judged was in the fit.
     assert not {load.name for load in run.loads} & {r.label for r in run.director.sent}
     assert found.calibration_seconds < 80.0 * 1.5
+    # The calibration is repeated between the rounds of the loads, with other requests.
+    second = run.sent.index("c1-2")
+    assert run.sent.index("mixed-lengths-1") < run.sent.index("idle-short-2") < second
+    seeds = [r.spec.seed for r in run.director.sent if r.label.startswith("idle-short")]
+    assert len(set(seeds)) == len(seeds) == 2
