@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sim.errors import BadInput
 from sim.hardware import GpuSpec
@@ -21,30 +21,30 @@ from sim.yamltext import load_yaml
 GIB = 2**30
 
 
-class GpuRow(BaseModel):
-    """One GPU in a file, in the units of data sheets: GiB, GB/s (10^9, one direction) and dense TFLOP/s."""
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """One GPU in the units of data sheets: GiB, GB/s (10^9, one direction) and dense TFLOP/s."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    memory_gib: float = Field(gt=0, allow_inf_nan=False)
-    bandwidth: float = Field(gt=0, allow_inf_nan=False)
-    tflops: dict[str, float]
+    memory_gib: float
+    bandwidth: float
+    tflops: Mapping[str, float]
     compute_capability: tuple[int, int] | None = None
-    link: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    link: float = 32.0
     source: str = "user file"
     device_name: str = ""
-    aliases: list[str] = []
-    assumed: dict[str, str | float] = {}
+    aliases: Sequence[str] = ()
+    assumed: Mapping[str, str | float] = field(default_factory=dict)
     memory_gib_wsl: float | None = None
 
     def spec(self, name: str) -> GpuSpec:
         """The row in bytes and per-second units."""
+        capability = self.compute_capability
         return GpuSpec(
             name=name,
             memory_bytes=round(self.memory_gib * GIB),
             memory_bandwidth=self.bandwidth * 1e9,
             dense_flops={dtype: tera * 1e12 for dtype, tera in self.tflops.items()},
-            compute_capability=self.compute_capability,
+            compute_capability=None if capability is None else (capability[0], capability[1]),
             link_bandwidth=self.link * 1e9,
             source=self.source,
             assumed={field: str(reason) for field, reason in self.assumed.items()},
@@ -98,7 +98,7 @@ def memory_bytes_under_wsl(gpu: GpuSpec) -> int | None:
 @cache
 def _rows() -> Mapping[str, GpuRow]:
     text = resources.files("sim.data").joinpath("gpus.yaml").read_text(encoding="utf-8")
-    return {str(name): GpuRow.model_validate(row) for name, row in load_yaml(text).items()}
+    return {str(name): GpuRow(**row) for name, row in load_yaml(text).items()}
 
 
 def _plain(name: str) -> str:
@@ -145,11 +145,8 @@ def _from_file(path: Path, part: str | None) -> tuple[GpuSpec, tuple[Note, ...]]
         if name not in content:
             raise BadInput("--gpu", str(path), f"pick one: {path}:NAME with NAME of {', '.join(content)}")
         fields = content[name]
-    try:
-        row = GpuRow.model_validate(fields)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(step) for step in first["loc"]) or "row"
-        raise BadInput(f"--gpu {path}: {field}", str(first.get("input"))[:40], first["msg"]) from None
+    from sim.gpu_file import checked_fields  # takes longer to load than the shipped table to read
+
+    row = GpuRow(**checked_fields(fields, path))
     note = Note("info", "--gpu", f"{name} is read from {path}")
     return row.spec(name), (note, *_assumed_notes(name, row))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict
 
 from sim.hardware import GpuSpec
 from sim.provenance import Note, Origin, Sourced
@@ -16,28 +13,19 @@ from sim.steptime.efficiencies import Efficiencies
 from sim.yamltext import load_yaml
 
 
-class _Source(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    origin: Literal["measured", "fitted", "assumed"]
-    text: str
-
-
-class _Family(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+@dataclass(frozen=True, slots=True)
+class _Family:
     name: str
-    gpus: tuple[str, ...] = ()
-    capabilities: tuple[str, ...] = ()
-    coefficients: dict[str, tuple[float, str]]
+    coefficients: Mapping[str, tuple[float, str]]
+    gpus: Sequence[str] = ()
+    capabilities: Sequence[str] = ()
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    sources: dict[str, _Source]
-    common: dict[str, tuple[float, str]]
-    families: tuple[_Family, ...]
+@dataclass(frozen=True, slots=True)
+class _Table:
+    sources: Mapping[str, Mapping[str, str]]
+    common: Mapping[str, tuple[float, str]]
+    families: Sequence[_Family]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +59,10 @@ def default_efficiencies(gpu: GpuSpec) -> DefaultEfficiencies:
     family = _family_of(gpu, table)
     chosen = {**table.common, **family.coefficients}
     sources = {
-        name: Sourced(value, Origin(table.sources[source].origin), table.sources[source].text)
+        name: Sourced(float(value), Origin(table.sources[source]["origin"]), table.sources[source]["text"])
         for name, (value, source) in chosen.items()
     }
-    efficiencies = Efficiencies.from_dict({name: value for name, (value, _) in chosen.items()})
+    efficiencies = Efficiencies.from_dict({name: sourced.value for name, sourced in sources.items()})
     return DefaultEfficiencies(family.name, efficiencies, sources)
 
 
@@ -92,4 +80,5 @@ def _family_of(gpu: GpuSpec, table: _Table) -> _Family:
 @cache
 def _table() -> _Table:
     text = resources.files("sim.data").joinpath("efficiencies.yaml").read_text(encoding="utf-8")
-    return _Table.model_validate(load_yaml(text))
+    content = load_yaml(text)
+    return _Table(content["sources"], content["common"], [_Family(**row) for row in content["families"]])

@@ -1,0 +1,41 @@
+"""A GPU in a file of the user's own, checked field by field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sim.errors import BadInput
+
+
+class _GpuFields(BaseModel):
+    """The fields of `sim.gpus.GpuRow`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    memory_gib: float = Field(gt=0, allow_inf_nan=False)
+    bandwidth: float = Field(gt=0, allow_inf_nan=False)
+    tflops: dict[str, float]
+    compute_capability: tuple[int, int] | None = None
+    link: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    source: str = "user file"
+    device_name: str = ""
+    aliases: list[str] = []
+    assumed: dict[str, str | float] = {}
+    memory_gib_wsl: float | None = None
+
+
+def checked_fields(fields: Any, path: Path) -> dict[str, Any]:
+    """The fields of a `sim.gpus.GpuRow`, of the right types.
+
+    Raises:
+        BadInput: one is missing, unknown or impossible.
+    """
+    try:
+        return _GpuFields.model_validate(fields).model_dump()
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(step) for step in first["loc"]) or "row"
+        raise BadInput(f"--gpu {path}: {field}", str(first.get("input"))[:40], first["msg"]) from None
