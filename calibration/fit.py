@@ -13,7 +13,7 @@ from calibration.evidence import ClientRun, Evidence, PerRequest, StepRun, check
 from calibration.parameters import Prior, Space, default_prior, space_of
 from calibration.regress import AlignedRun, Estimate, regress
 from calibration.replay import Pace, account_of, replay
-from calibration.result import SILENT, STRUCTURE_FLOOR, FitResult, statuses
+from calibration.result import SILENT, STRUCTURE_FLOOR, FitResult, statuses, unexplained
 from calibration.search import search, targets
 from sim.engines.base import StepShape
 from sim.errors import BadInput
@@ -200,6 +200,7 @@ class _Aligner:
             rows=sum(len(run.rows) for run in runs),
             rounds=rounds,
             valid=ValidRange.of(shape for shapes in self._shapes for shape in shapes),
+            first_token=_first_token(runs, efficiencies),
         )
 
 
@@ -241,12 +242,23 @@ def _structure(runs: Sequence[AlignedRun], efficiencies: Efficiencies) -> float:
     return max(STRUCTURE_FLOOR, found)
 
 
+def _first_token(runs: Sequence[AlignedRun], efficiencies: Efficiencies) -> float:
+    """Root mean square of the runs' median relative deviation of times to first token."""
+    deviations = []
+    for run in runs:
+        heads = (run.rows.kind == 0) & (run.rows.measured > 0)
+        if heads.any():
+            off = run.rows.measured - run.predicted(efficiencies)
+            deviations.append(float(np.median(off[heads] / run.rows.measured[heads])))
+    return unexplained(deviations, 0)
+
+
 def _residuals(run: AlignedRun, efficiencies: Efficiencies) -> dict[str, float]:
     rows, predicted = run.rows, run.predicted(efficiencies)
     found = {}
     for kind, name in enumerate(("ttft", "decode", "step")):
         chosen = rows.kind == kind
-        if chosen.any():
+        if rows.measured[chosen].sum() > 0:
             found[name] = float(predicted[chosen].sum() / rows.measured[chosen].sum() - 1.0)
     return found
 

@@ -71,6 +71,7 @@ def profile_content(
             context_per_decode=fit.valid.context,
         ),
         structure=min(1.0, fit.structure),
+        first_token=min(1.0, fit.first_token),
         in_sample={name: dict(errors) for name, errors in fit.residuals.items()},
         held_out={label: held_out_errors(found) for label, found in (held_out or {}).items()},
     )

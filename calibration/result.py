@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,8 @@ class FitResult:
         status: of each free one: "fitted", "weak" (data and prior both count), "prior" (the data say
             nothing), "at bound" (it would leave what physics allows).
         structure: relative deviation of step times that no coefficient explains.
+        first_token: relative deviation of times to first token beside that, whatever slows or speeds them
+            (waves of a closed loop, front ends that the model does not know).
         residuals: by run, signed relative error of its own figures: in-sample, "mean_ttft" and so on.
         rows: how many measured intervals (figures, where there was nothing else) were used.
         rounds: replays until the alignment held still.
@@ -47,6 +49,7 @@ class FitResult:
     rows: int
     rounds: int
     valid: ValidRange
+    first_token: float = 0.0
 
     def value(self, name: str) -> float:
         """A coefficient in its own unit."""
@@ -59,6 +62,18 @@ class FitResult:
         low, high = BOUNDS[name].low, BOUNDS[name].high
         ends = sorted(from_scale(name, float(self.vector[at]) + sign * half) for sign in (-1.0, 1.0))
         return max(low, ends[0]), min(high, ends[1])
+
+
+def unexplained(misses: Sequence[float], coefficients: int) -> float:
+    """Standard deviation of relative misses in figures that a fit has seen.
+
+    A fit meets what it has seen better than the rest: n misses left by k coefficients stand for n - k, but
+    for no less than half of themselves, since a prior takes its share of the k.
+    """
+    if not misses:
+        return 0.0
+    free = max(len(misses) - coefficients, len(misses) / 2)
+    return float(np.sqrt(np.sum(np.square(misses)) / free))
 
 
 def statuses(space: Space, vector: Floats, covariance: Floats) -> dict[str, str]:

@@ -18,11 +18,10 @@ from calibration.descent import bounded_step
 from calibration.evidence import ClientRun
 from calibration.parameters import Prior, Space
 from calibration.replay import account_of, run_once
-from calibration.result import STRUCTURE_FLOOR, FitResult, statuses
-from sim.metrics import summarise
+from calibration.result import STRUCTURE_FLOOR, FitResult, statuses, unexplained
+from sim.metrics import Figures, summarise
 from sim.simulate import roofline
 from sim.steptime.roofline import RooflineModel, ValidRange
-from sim.workload.generate import generate
 
 Floats = NDArray[np.float64]
 
@@ -41,6 +40,8 @@ NOISE: Mapping[str, float] = {
 }
 # Requests of a closed loop come in waves, whose TTFT moves by a tenth for nothing.
 WAVES = 0.10
+# The engines' settings of how many prompt tokens a step takes at most.
+BUDGETS = {"vllm": "max_num_batched_tokens", "sglang": "chunked_prefill_size"}
 STEP = 0.2  # of the prior's deviation: the width of a difference
 
 
@@ -90,8 +91,12 @@ def _soft(z: Floats) -> Floats:
 
 def simulated_figures(run: ClientRun, model: RooflineModel) -> Mapping[str, float | int | None]:
     """The figures of the run's own load, simulated."""
-    scenario = run.scenario
-    requests = generate(scenario.workload)
+    return _simulated(run, model)[0]
+
+
+def _simulated(run: ClientRun, model: RooflineModel) -> tuple[Figures, ValidRange]:
+    """The figures of the run's own load, and the largest steps that it held for sure."""
+    scenario, requests = run.scenario, run.sent()
     outcome = run_once(
         scenario,
         requests,
@@ -99,7 +104,13 @@ def simulated_figures(run: ClientRun, model: RooflineModel) -> Mapping[str, floa
         account_of(scenario),
         max_concurrency=scenario.workload.max_concurrency,
     )
-    return summarise(outcome.records, scenario.workload, outcome.duration)
+    figures = summarise(outcome.records, scenario.workload, outcome.duration)
+    running = int(outcome.series.running.max()) if len(outcome.series.running) else 1
+    budget = int(scenario.engine[BUDGETS[scenario.engine.name]])
+    prompt = max(request.prompt_len for request in requests)
+    prompt = min(prompt, budget) if budget > 0 else prompt
+    context = max(request.prompt_len + request.max_tokens for request in requests)
+    return figures, ValidRange(max(prompt, running), prompt, running, context)
 
 
 def minimise(
@@ -223,25 +234,33 @@ def search(runs: Sequence[ClientRun], space: Space, before: FitResult | None = N
     covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=np.float64)
     efficiencies = belief.unpack(vector)
     residuals = dict(before.residuals) if before is not None else {}
-    misses: list[float] = []
-    shapes = []
+    decodes: list[float] = []
+    heads: list[float] = []
+    seen = [] if before is None else [before.valid]
     for run in runs:
         model = replace(roofline(run.scenario), efficiencies=efficiencies)
-        figures = simulated_figures(run, model)
+        figures, valid = _simulated(run, model)
         found = {k: float(figures.get(k) or math.nan) / v - 1.0 for k, v in targets(run).items()}
         residuals[run.name] = found
-        misses += [found[k] for k in ("mean_tpot_ms", "median_itl_ms") if k in found]
-        shapes.append(figures)
-    structure = float(np.sqrt(np.mean(np.square(misses)))) if misses else STRUCTURE_FLOOR
+        decodes += [found[k] for k in ("mean_tpot_ms", "median_itl_ms") if k in found]
+        heads += [found[k] for k in ("mean_ttft_ms", "median_ttft_ms") if k in found]
+        seen.append(valid)
+    free = len(space.names) * len(decodes) // max(1, sum(len(targets(run)) for run in runs))
     return FitResult(
         efficiencies=efficiencies,
         space=space,
         vector=vector,
         covariance=covariance,
         status=statuses(space, vector, covariance),
-        structure=max(STRUCTURE_FLOOR, structure),
+        structure=max(STRUCTURE_FLOOR, unexplained(decodes, free)),
         residuals=residuals,
         rows=sum(len(targets(run)) for run in runs) + (before.rows if before else 0),
         rounds=1 + (before.rounds if before else 0),
-        valid=ValidRange() if before is None else before.valid,
+        valid=_widest(seen),
+        first_token=max(unexplained(heads, free), before.first_token if before else 0.0),
     )
+
+
+def _widest(ranges: Sequence[ValidRange]) -> ValidRange:
+    """What any of the ranges contains."""
+    return ValidRange(*(max(limit or 0 for limit in limits) for limits in zip(*ranges, strict=True)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.intervals import LEVEL, Interval, intervals, repeat_noise
 from sim.metrics import Figures
-from sim.profile import Profile
 from sim.provenance import Note, Origin
 from sim.replica import StepSink
 from sim.request import Request
@@ -19,6 +18,9 @@ from sim.simulate import SimResult, roofline, simulate
 from sim.steptime.base import StepTimeModel
 from sim.steptime.defaults import default_efficiencies
 from sim.steptime.scale import slowed
+
+if TYPE_CHECKING:
+    from sim.profile import Profile
 
 DRAWS = 8
 # Standard deviation of whole steps without a calibration [log]: of a card whose efficiencies were measured
@@ -84,7 +86,10 @@ def forecast(
         )
         others.append(_figures(run.result))
     centre = _figures(nominal.result)
-    found = _envelope(centre, others) if basis.envelope else intervals(centre, others)
+    first_token = 0.0 if profile is None else profile.content.first_token
+    found = (
+        _envelope(centre, others) if basis.envelope else intervals(centre, others, first_token=first_token)
+    )
     return replace(nominal, result=_with_intervals(nominal.result, found, basis.text))
 
 

@@ -49,7 +49,11 @@ def has_interval(key: str) -> bool:
 
 
 def intervals(
-    nominal: Figures, draws: Sequence[Figures], noise: float = 1.0, beside: Sequence[Figures] = ()
+    nominal: Figures,
+    draws: Sequence[Figures],
+    noise: float = 1.0,
+    beside: Sequence[Figures] = (),
+    first_token: float = 0.0,
 ) -> dict[str, Interval]:
     """Intervals of all figures that every draw has. Deviations are taken on logarithms.
 
@@ -59,6 +63,7 @@ def intervals(
         noise: multiplies the repeat noise; 0 leaves it out.
         beside: figures of coefficients a hair beside the most likely ones: one simulation alone jumps where
             requests just catch or miss a step, the median of several does less.
+        first_token: further standard deviation of times to first token [relative].
     """
     found: dict[str, Interval] = {}
     count = len(draws)
@@ -71,7 +76,8 @@ def intervals(
             continue
         centre = float(np.median(np.log([value, *near])))
         spread = float(np.sqrt(np.mean((np.log(others) - centre) ** 2))) if count else 0.0
-        half = math.hypot(_t90(count) * spread, 1.645 * noise * repeat_noise(key))
+        further = first_token if "_ttft_" in key else 0.0
+        half = math.hypot(_t90(count) * spread, 1.645 * noise * repeat_noise(key), 1.645 * further)
         found[key] = Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half))
     return found
 

@@ -110,6 +110,7 @@ class ProfileFile(_Strict):
     covariance: Covariance
     validity: Validity
     structure: float = Field(ge=0.0, le=1.0)
+    first_token: float = Field(default=0.0, ge=0.0, le=1.0)
     in_sample: dict[str, dict[str, float]]
     held_out: dict[str, dict[str, float]] = Field(default_factory=dict)
 

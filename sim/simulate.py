@@ -15,22 +15,24 @@ import numpy as np
 from sim.engines.glue import EngineGlue
 from sim.engines.sglang import engine as sglang
 from sim.engines.vllm import engine as vllm
+from sim.errors import BadInput
 from sim.memory import MemoryAccount
 from sim.metrics import success_verdict, summarise
+from sim.model import ModelConfig
 from sim.provenance import Note
 from sim.recorder import TtftParts
 from sim.regime import regime
 from sim.replica import StepSink, Usage
 from sim.request import Request
-from sim.resultfile import workload_identity
 from sim.results import BenchResult, Verdict
+from sim.results_io.writing import workload_identity
 from sim.run import RunOutcome, run
 from sim.scenario import Scenario
 from sim.steptime.base import StepTimeModel
 from sim.steptime.cost import model_cost
 from sim.steptime.defaults import default_efficiencies
 from sim.steptime.efficiencies import Efficiencies
-from sim.steptime.roofline import Peaks, RooflineModel
+from sim.steptime.roofline import TOO_FAR, Peaks, RooflineModel
 from sim.workload.generate import generate_load, warmups
 
 ENGINES: Mapping[str, EngineGlue] = {"vllm": vllm.ENGINE, "sglang": sglang.ENGINE}
@@ -81,7 +83,8 @@ def simulate(
         fast: False leaves the compiled kernels alone, which take a moment to load; None: if installed.
 
     Raises:
-        BadInput: the engine would refuse to start, or refuse a request.
+        BadInput: the engine would refuse to start, or refuse a request; or the steps lie too far outside of
+            what `step_time` was calibrated on.
         EngineStuck: the engine would hang, die or recompute for ever; names the request.
     """
     engine, spec = ENGINES[scenario.engine.name], scenario.workload
@@ -155,6 +158,7 @@ def _report(
         Note("warning", "step time", f"{count} of {usage.steps} steps: {reason}")
         for reason, count in sorted(usage.out_of_range.items())
     )
+    _refuse_what_lies_too_far(usage)
     if outside > MAX_OUTSIDE:
         status = verdict.status if verdict.status == "INVALID" else "SUSPECT"
         verdict = Verdict(status, (*verdict.reasons, *reasons))
@@ -191,6 +195,14 @@ def _report(
     return SimResult(result, outcome.ttft_parts, usage, account)
 
 
+def _refuse_what_lies_too_far(usage: Usage) -> None:
+    far = {reason: count for reason, count in usage.out_of_range.items() if reason.endswith(TOO_FAR)}
+    if sum(far.values()) > MAX_OUTSIDE * usage.steps:
+        reason = max(far, key=lambda text: (far[text], text))
+        hint = f"{reason} ({far[reason]} of {usage.steps} steps); calibrate nearer to this load"
+        raise BadInput("--profile", None, hint)
+
+
 def _identity(scenario: Scenario, account: MemoryAccount, step_time: StepTimeModel) -> dict[str, Any]:
     engine = scenario.engine
     return {
@@ -207,11 +219,16 @@ def _identity(scenario: Scenario, account: MemoryAccount, step_time: StepTimeMod
         "workload": workload_identity(scenario.workload),
         "seed": scenario.seed,
         "scenario": scenario.name,
-        "model_sha": _sha(asdict(scenario.model)),
+        "model_sha": _sha(_configuration(scenario.model)),
         "gpu_sha": _sha(asdict(scenario.gpu)),
         "step_time_sha": _sha(_described(step_time)),
         "servecast_version": _own_version(),
     }
+
+
+def _configuration(model: ModelConfig) -> dict[str, Any]:
+    """What a model is: under two names, or read from two paths, it is one model."""
+    return {key: value for key, value in asdict(model).items() if key not in ("name", "defaulted")}
 
 
 def _server(account: MemoryAccount, usage: Usage) -> dict[str, float | int | None]:

@@ -15,7 +15,6 @@ from sim.scenario import Scenario
 from sim.simulate import roofline
 from sim.steptime.efficiencies import Efficiencies
 from sim.steptime.scale import draw, slowed
-from sim.workload.generate import generate
 
 DRAWS = 6
 HAIR = (0.998, 1.002)
@@ -44,26 +43,23 @@ def figures_of(scenario: Scenario, requests: Sequence[Request], efficiencies: Ef
     return {**summarise(outcome.records, spec, outcome.duration), "duration": outcome.duration}
 
 
-def foresee(run: ClientRun, models: Sequence[Efficiencies], seeds: bool = False) -> dict[str, Interval]:
+def foresee(
+    run: ClientRun, models: Sequence[Efficiencies], seeds: bool = False, first_token: float = 0.0
+) -> dict[str, Interval]:
     """Intervals of a run's figures.
 
     Args:
         run: its requests are sent as recorded; where only figures are known, its load is generated.
         models: the most likely coefficients first.
         seeds: with another seed of a generated load for every further one.
+        first_token: see `FitResult`.
     """
     found = [
-        figures_of(run.scenario, _requests(run, index if seeds else 0), efficiencies)
+        figures_of(run.scenario, run.sent(index if seeds else 0), efficiencies)
         for index, efficiencies in enumerate(models)
     ]
-    beside = [figures_of(run.scenario, _requests(run, 0), slowed(models[0], factor)) for factor in HAIR]
-    return intervals(found[0], found[1:], beside=beside)
-
-
-def _requests(run: ClientRun, reseeded: int) -> Sequence[Request]:
-    if run.requests is not None:
-        return run.requests.requests
-    return generate(run.scenario.workload, run.scenario.workload.seed + reseeded)
+    beside = [figures_of(run.scenario, run.sent(), slowed(models[0], factor)) for factor in HAIR]
+    return intervals(found[0], found[1:], beside=beside, first_token=first_token)
 
 
 def measured_figures(requests: PerRequest) -> Figures:

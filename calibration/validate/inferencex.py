@@ -51,7 +51,8 @@ def validate(folder: Path) -> Outcome:
     for level, run in sorted(runs.items()):
         if level not in SEEN:
             case = f"8xH200 DeepSeek-R1 SGLang at {level}, fit on 4 and 64"
-            rows += rows_for(SHOW, case, run.figures, foresee(run, models, seeds=True), dict(BOUNDS))
+            predicted = foresee(run, models, seeds=True, first_token=found.first_token)
+            rows += rows_for(SHOW, case, run.figures, predicted, dict(BOUNDS))
     notes = (
         "3.4: SemiAnalysis InferenceX, run of 2026-03-25; lengths uniform in 0.8 to 1 of 1,024",
         "3.4: the mean TTFT contains a cold first wave and is stated without a bound",

@@ -44,7 +44,8 @@ def validate(folder: Path) -> Outcome:
     # What came later is known to have been sent, and held the first ones up, but not how it fared.
     found = fit([replace(run, requests=part)], default_prior(run.scenario.gpu))
     case = f"RTX PRO 6000 Llama-3.1-8B, fit on {third} of {len(requests)}"
-    rows = rows_for(SHOW, case, measured_figures(requests), foresee(run, possible(found)), dict(BOUNDS))
+    predicted = foresee(run, possible(found), first_token=found.first_token)
+    rows = rows_for(SHOW, case, measured_figures(requests), predicted, dict(BOUNDS))
     note = "3: casys-kaist/LLMServingSim @5daddb2; TTFT is first_token_ts - queued_ts; all requests count"
     return Outcome(tuple(rows), notes=(note,))
 

@@ -41,6 +41,7 @@ SPREAD = 2.0
 OWN_SOURCES = ("ML.ENERGY",)
 FREE = ("sequence", "gemm_flops", "ridge")
 DRAWS = 40
+NUMBERS = ("max_num_seqs", "avg_batch_size", "avg_output_len", "median_itl_ms", "tp", "num_gpus")
 
 
 def validate(folder: Path) -> Outcome:
@@ -49,8 +50,14 @@ def validate(folder: Path) -> Outcome:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             points = [row for row in csv.DictReader(file) if row["arch"].startswith("Dense")]
+        for number, row in enumerate(points, 1):
+            for key in NUMBERS:
+                if not float(row[key]) > 0:
+                    raise BadInput(f"{path} {key}", row[key], f"must be above 0 (dense row {number})")
     except OSError as error:
         raise BadInput("--data", str(path), f"cannot be read: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(str(path), None, f"is damaged: {error}") from None
     rows: list[Row] = []
     for subject in sorted({(p["model"], p["gpu"], p["num_gpus"], p["tp"]) for p in points}):
         mine = [p for p in points if (p["model"], p["gpu"], p["num_gpus"], p["tp"]) == subject]
@@ -63,8 +70,8 @@ def validate(folder: Path) -> Outcome:
 
 
 def _subject(points: list[dict[str, str]]) -> list[Row]:
-    scenarios = [_scenario(point) for point in points]
-    shapes = [_shape(point) for point in points]
+    scenarios = [scenario_of(point) for point in points]
+    shapes = [shape_of(point) for point in points]
     measured = [float(point["median_itl_ms"]) for point in points]
     seen = _seen([int(point["max_num_seqs"]) for point in points])
     prior = default_prior(scenarios[0].gpu, without=OWN_SOURCES)
@@ -102,7 +109,8 @@ def _seen(sizes: list[int]) -> set[int]:
     return {0, nearest, len(sizes) - 1}
 
 
-def _scenario(point: dict[str, str]) -> Scenario:
+def scenario_of(point: dict[str, str]) -> Scenario:
+    """The engine of one row."""
     flags = (
         f"--max-num-seqs {point['max_num_seqs']} --tensor-parallel-size {point['tp']} --max-model-len 20480"
     )
@@ -117,7 +125,7 @@ def _scenario(point: dict[str, str]) -> Scenario:
     )
 
 
-def _shape(point: dict[str, str]) -> StepShape:
+def shape_of(point: dict[str, str]) -> StepShape:
     """The median step: all sequences decode, and as many prompt tokens join as do in the median step."""
     batch, output = float(point["avg_batch_size"]), float(point["avg_output_len"])
     decodes = round(batch)

@@ -105,7 +105,7 @@ def _case(
         assert requests is not None
         measured = measured_figures(requests)
         case = f"H100 Qwen3-14B {rate}/s, {told}"
-        predicted = foresee(runs[rate], models)
+        predicted = foresee(runs[rate], models, first_token=found.first_token)
         rows += rows_for(show, case, measured, predicted, bounds, held_out=show == SHOW)
     return rows
 

@@ -129,9 +129,10 @@ def render(outcomes: Sequence[Outcome]) -> str:
 
 
 def covers(rows: Sequence[Row]) -> bool:
-    """Whether the pooled coverage lies where it should."""
+    """Whether the pooled coverage lies where it should, to the next whole figure."""
     inside, count = coverage(rows)
-    return not count or COVERAGE[0] <= inside / count <= COVERAGE[1]
+    low, high = COVERAGE
+    return not count or math.floor(low * count) <= inside <= math.ceil(high * count)
 
 
 def passed(outcomes: Sequence[Outcome]) -> bool:
