@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.commands import bench as bench_commands
 from sim.commands import serve as serve_commands
@@ -21,15 +21,11 @@ from sim.gpus import find_gpu
 from sim.models import load_model
 from sim.provenance import Note
 from sim.scenario import EngineConfig, EngineName, Observed, Scenario
-from sim.scenario_file import (
-    ObservedInput,
-    ScenarioInput,
-    parse_scenario_mapping,
-    read_scenario_file,
-    workload_from_input,
-)
 from sim.weights import with_quantization
 from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
+
+if TYPE_CHECKING:  # checking files takes a while to load, and pasted commands need none of it
+    from sim.scenario_file import ScenarioInput
 
 _RESOLVE: dict[EngineName, Callable[..., tuple[EngineConfig, tuple[Note, ...]]]] = {
     "vllm": vllm_args.resolve,
@@ -37,6 +33,23 @@ _RESOLVE: dict[EngineName, Callable[..., tuple[EngineConfig, tuple[Note, ...]]]]
 }
 _LENGTH_FLAG: dict[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
 _LENGTH_KEY: dict[EngineName, str] = {"vllm": "max_model_len", "sglang": "context_length"}
+
+
+@dataclass(frozen=True, slots=True)
+class NoFile:
+    """What a `ScenarioInput` says where there is no scenario file."""
+
+    name: str = ""
+    serve: None = None
+    engine: None = None
+    bench: None = None
+    workload: None = None
+    model: None = None
+    gpu: None = None
+    gpu_count: None = None
+    engine_version: None = None
+    observed: Observed = field(default_factory=Observed)
+    seed: None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +170,7 @@ def read_source(
     content = _content(file)
     command = _serve_command(serve, content)
     if serve is not None and _file_engine(content) not in (None, command.engine):
-        content = content.model_copy(
-            update={"engine": None, "engine_version": None, "observed": ObservedInput()}
-        )
+        content = _without_engine(content)
     client = _bench_command(bench, content)
     gpu = gpu or content.gpu
     if gpu is None:
@@ -252,15 +263,24 @@ def _longest(dataset: RandomDataset) -> tuple[int, int]:
     )
 
 
-def _content(file: str | Path | Mapping[str, Any] | None) -> ScenarioInput:
+def _content(file: str | Path | Mapping[str, Any] | None) -> ScenarioInput | NoFile:
     if file is None:
-        return ScenarioInput()
+        return NoFile()
+    from sim.scenario_file import parse_scenario_mapping, read_scenario_file
+
     if isinstance(file, Mapping):
         return parse_scenario_mapping(file, "scenario")
     return read_scenario_file(file)
 
 
-def _serve_command(serve: str | None, content: ScenarioInput) -> ServeCommand:
+def _without_engine(content: ScenarioInput | NoFile) -> ScenarioInput | NoFile:
+    if isinstance(content, NoFile):
+        return content
+    nothing = type(content.observed)()
+    return content.model_copy(update={"engine": None, "engine_version": None, "observed": nothing})
+
+
+def _serve_command(serve: str | None, content: ScenarioInput | NoFile) -> ServeCommand:
     if serve is not None:
         return parse_serve_command(serve)
     if content.serve is not None:
@@ -281,14 +301,14 @@ def _serve_command(serve: str | None, content: ScenarioInput) -> ServeCommand:
     return replace(command, model=engine.model or command.model)
 
 
-def _file_engine(content: ScenarioInput) -> EngineName | None:
+def _file_engine(content: ScenarioInput | NoFile) -> EngineName | None:
     """The engine that a scenario file describes; its version and observations are that engine's."""
     if content.engine is not None:
         return content.engine.name
     return None if content.serve is None else parse_serve_command(content.serve).engine
 
 
-def _bench_command(bench: str | None, content: ScenarioInput) -> BenchCommand:
+def _bench_command(bench: str | None, content: ScenarioInput | NoFile) -> BenchCommand:
     text = bench if bench is not None else content.bench
     if text is not None:
         command = parse_bench_command(text)
@@ -299,6 +319,8 @@ def _bench_command(bench: str | None, content: ScenarioInput) -> BenchCommand:
             note = Note("info", "--bench", "not given: the bare `vllm bench serve` load")
             command = replace(command, notes=(note,))
     if content.workload is not None and bench is None:
+        from sim.scenario_file import workload_from_input
+
         command = replace(command, spec=workload_from_input(content.workload, command.spec))
     return command
 

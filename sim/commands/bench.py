@@ -104,7 +104,7 @@ def parse_bench_command(text: str) -> BenchCommand:
 
 def bench_from_words(client: ClientName, words: Sequence[str]) -> BenchCommand:
     """Read a client's own argument list."""
-    flags, positional, notes = read_flags(words, table(client), table(_OTHER[client]))
+    flags, positional, notes = read_flags(words, table(client), lambda: table(_OTHER[client]))
     if positional:
         raise BadInput(FIELD, positional[0], "is not a flag")
     return bench_from_flags(client, flags, notes=notes)

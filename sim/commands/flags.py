@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -107,10 +107,11 @@ class FlagTable:
         known = [s for s, f in self.spellings.items() if s.startswith("--") and not f.until]
         return difflib.get_close_matches(normalise(spelling), known, n=count, cutoff=0.5)
 
-    def unknown(self, spelling: str, other: FlagTable | None = None) -> BadInput:
+    def unknown(self, spelling: str, load_other: Callable[[], FlagTable] | None = None) -> BadInput:
         """The exception for a flag that the program does not know."""
         near = self.nearest(spelling)
         hint = f"{self.program} has no such flag"
+        other = None if load_other is None else load_other()
         if other is not None and normalise(spelling) in other.spellings:
             hint += f"; it is one of {other.program}'s"
         if near:
@@ -194,9 +195,12 @@ class GivenFlag:
 
 
 def read_flags(
-    words: Sequence[str], table: FlagTable, other: FlagTable | None = None
+    words: Sequence[str], table: FlagTable, load_other: Callable[[], FlagTable] | None = None
 ) -> tuple[list[GivenFlag], list[str], list[Note]]:
     """Read an argument list: (flags in order, positional words, notes). Of a repeated flag the last stays.
+
+    Args:
+        load_other: makes the table of the program that such a flag may have been meant for; tables take long.
 
     Raises:
         BadInput: an unknown flag (named with the nearest), a missing value, a value that is no choice.
@@ -213,12 +217,16 @@ def read_flags(
         if not _looks_like_flag(word):
             positional.append(word)
             continue
-        given.append(_read_one(word, queue, table, other, notes))
+        given.append(_read_one(word, queue, table, load_other, notes))
     return _last_wins(given, notes), positional, notes
 
 
 def _read_one(
-    word: str, queue: list[str], table: FlagTable, other: FlagTable | None, notes: list[Note]
+    word: str,
+    queue: list[str],
+    table: FlagTable,
+    load_other: Callable[[], FlagTable] | None,
+    notes: list[Note],
 ) -> GivenFlag:
     name, equals, inline = word.partition("=")
     head, dot, tail = name.partition(".")
@@ -227,7 +235,7 @@ def _read_one(
     if flag is None and attached and not equals:
         flag, inline, equals = table.find(attached.group(1)), attached.group(2), "="
     if flag is None:
-        raise table.unknown(name, other)
+        raise table.unknown(name, load_other)
     if dot:
         if flag.kind != "json":
             raise BadInput(name, None, f"{flag.name} takes no dotted keys")

@@ -119,7 +119,7 @@ def serve_from_words(
     extra_notes: Iterable[Note] = (),
 ) -> ServeCommand:
     """Read an engine's own argument list (model and flags)."""
-    flags, positional, notes = read_flags(words, table(engine), table(_OTHER[engine]))
+    flags, positional, notes = read_flags(words, table(engine), lambda: table(_OTHER[engine]))
     config = next((g for g in flags if g.flag.name == "--config"), None)
     if config is not None:
         from_file, file_positional = _config_flags(config.words[0], engine)
@@ -244,7 +244,7 @@ def _config_flags(path: str, engine: EngineName) -> tuple[list[GivenFlag], list[
     words: list[str] = []
     for key, value in raw.items():
         words += mapping_words(str(key), value, table(engine))
-    flags, positional, _ = read_flags(words, table(engine), table(_OTHER[engine]))
+    flags, positional, _ = read_flags(words, table(engine), lambda: table(_OTHER[engine]))
     return flags, positional
 
 
