@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
+from sim.cli.outputs import check_outputs
 from sim.errors import BadInput
 from sim.provenance import Note
 from sim.results_io.atomic import whole_file
@@ -115,27 +116,17 @@ def predict(
             raise BadInput("--steps", str(steps), "writes one run; give one scenario without --concurrency")
         predict_side_by_side(scenarios, concurrency, profile, json_to, plot, leap=not no_leap)
         return
-    check_outputs(json_to, plot)
+    check_outputs({"--json": json_to, "--plot": plot, "--steps": steps})
     with steps_file(steps) as sink:
         outcome = simulate_with(scenarios[0], profile, sink, leap=not no_leap, draws=draws)
     write_outcome(outcome, json_to, plot)
-
-
-def check_outputs(json_to: str | None, plot: Path | None) -> None:
-    """Refuse a picture's suffix or a folder that cannot be written before the simulation, not after."""
-    if plot is not None:
-        from sim.plots import check_place
-
-        check_place(plot)
-    if json_to not in (None, "-") and not Path(json_to).absolute().parent.is_dir():
-        raise BadInput("--json", json_to, "its folder does not exist")
 
 
 def write_outcome(outcome: SimResult, json_to: str | None, plot: Path | None) -> None:
     """Print the report (unless the JSON goes to standard output), write JSON and picture."""
     import sys
 
-    from sim.resultfile import result_text, write_result
+    from sim.results_io.writing import result_text, write_result
 
     result = outcome.result
     if json_to == "-":
@@ -163,11 +154,11 @@ def predict_side_by_side(
     leap: bool = True,
 ) -> None:
     """Predict several scenarios, each at several concurrencies, as one table and one picture."""
-    from sim.resultfile import result_text
     from sim.results_io.atomic import write_text
+    from sim.results_io.writing import result_text
     from sim.sidebyside import parse_levels, render_curves, sweep
 
-    check_outputs(json_to, plot)
+    check_outputs({"--json": json_to, "--plot": plot})
     levels = parse_levels(concurrency)
     curves = [
         sweep(scenario, levels, lambda s: simulate_with(s, profile, leap=leap).result)
