@@ -75,6 +75,8 @@ def _subject(points: list[dict[str, str]]) -> list[Row]:
     measured = [float(point["median_itl_ms"]) for point in points]
     seen = _seen([int(point["max_num_seqs"]) for point in points])
     prior = default_prior(scenarios[0].gpu, without=OWN_SOURCES)
+    # A server that is always full has one temperature, and its steps are priced one by one.
+    prior = replace(prior, efficiencies=replace(prior.efficiencies, throttle=0.0))
     evidence = [
         StepRun(
             f"batch {points[i]['max_num_seqs']}",
