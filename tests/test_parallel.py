@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import signal
+import threading
 from dataclasses import replace
 from functools import partial
 
@@ -13,7 +14,7 @@ from joblib.externals.loky.process_executor import BrokenProcessPool
 from sim.build import read_source
 from sim.errors import BadInput
 from sim.planning import parallel
-from sim.planning.backends import backend, check_address
+from sim.planning.backends import backend, check_address, within
 from sim.planning.jobs import Job, run_job
 from sim.planning.outcome import Outcome
 from sim.planning.parallel import Sweep
@@ -209,3 +210,13 @@ def test_a_missing_extra_is_named(name):
         pytest.skip(f"{library} is installed")
     with pytest.raises(BadInput, match=f"servecast.{name}"), backend(name):
         pass
+
+
+def test_a_call_that_does_not_come_back_is_given_up():
+    never = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.05 s"):
+        within(0.05, never.wait)
+    never.set()
+    assert within(60, lambda: 7) == 7
+    with pytest.raises(KeyError):
+        within(60, lambda: {}["absent"])

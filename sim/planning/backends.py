@@ -14,11 +14,12 @@ from sim.errors import BadInput
 
 BACKENDS = ("loky", "dask", "ray")
 ANSWER_WITHIN = 5.0  # seconds until an address counts as unreachable
-JOIN_WITHIN = 20.0  # a Ray head that is there lets a client in within seconds
+JOIN_WITHIN = 15.0  # a head that is there lets a client in within seconds
 RAY_BATCH = 8
 # Simulations leave a busy machine's own raylet little time to answer.
 PATIENT = {"health_check_timeout_ms": 60_000, "health_check_failure_threshold": 20}
-_PORTS = {"dask": 8786, "ray": 10001}
+_PORTS = {"dask": 8786, "ray": 6379}
+_RAY_CLIENT_PORT = 10001  # of `ray://`, which needs Ray's own extra "client"
 _ADDRESS = re.compile(r"(?:[a-z]+://)?(\[[0-9a-fA-F:]+\]|[^:/\s]+)(?::(\d+))?/?")
 
 
@@ -57,7 +58,8 @@ def check_address(name: str, address: str) -> None:
     match = _ADDRESS.fullmatch(address)
     if match is None:
         raise BadInput("--address", address, f"must read HOST:PORT, e.g. localhost:{_PORTS[name]}")
-    host, port = match[1].strip("[]"), int(match[2] or _PORTS[name])
+    usual = _RAY_CLIENT_PORT if address.startswith("ray://") else _PORTS[name]
+    host, port = match[1].strip("[]"), int(match[2] or usual)
     try:
         socket.create_connection((host, port), timeout=ANSWER_WITHIN).close()
     except (OSError, OverflowError) as error:
@@ -76,8 +78,11 @@ def _dask(address: str | None, count: int) -> Iterator[dict[str, Any]]:
     try:
         if address is None:
             cluster = distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
-        where = cluster if cluster is not None else _with_scheme(address, "tcp")
-        client = distributed.Client(where, timeout=ANSWER_WITHIN)
+            client = distributed.Client(cluster, timeout=ANSWER_WITHIN)
+        else:
+            where = _with_scheme(address, "tcp")
+            # The time-out of its own does not count once somebody has taken the call.
+            client = within(JOIN_WITHIN, lambda: distributed.Client(where, timeout=ANSWER_WITHIN))
     except Exception as error:  # whatever a stranger at that port may answer
         if cluster is not None:
             cluster.close()
@@ -109,7 +114,7 @@ def _ray(address: str | None, count: int) -> Iterator[dict[str, Any]]:
             if address is None:
                 ray.init(num_cpus=count, _system_config=PATIENT, **quiet)
             else:
-                _within(
+                within(
                     JOIN_WITHIN,
                     lambda: ray.init(address=address, log_to_driver=False, configure_logging=False),
                 )
@@ -124,17 +129,18 @@ def _ray(address: str | None, count: int) -> Iterator[dict[str, Any]]:
             ray.shutdown()
 
 
-def _within(seconds: float, call: Callable[[], object]) -> None:
-    """Run `call` for at most so long; what still hangs then is left to a daemon thread.
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """What `call` returns if it does so in time; what still hangs then is left to a daemon thread.
 
     Raises:
         TimeoutError, or what `call` raises.
     """
+    returned: list[Any] = []
     raised: list[BaseException] = []
 
     def run() -> None:
         try:
-            call()
+            returned.append(call())
         except BaseException as error:
             raised.append(error)
 
@@ -145,6 +151,7 @@ def _within(seconds: float, call: Callable[[], object]) -> None:
         raise TimeoutError(f"no answer within {seconds:g} s")
     if raised:
         raise raised[0]
+    return returned[0]
 
 
 def _one_line(error: BaseException) -> str:
@@ -152,6 +159,5 @@ def _one_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _with_scheme(address: str | None, scheme: str) -> str:
-    text = str(address)
-    return text if "://" in text else f"{scheme}://{text}"
+def _with_scheme(address: str, scheme: str) -> str:
+    return address if "://" in address else f"{scheme}://{address}"
