@@ -162,6 +162,14 @@ def test_equal_inputs_have_equal_hashes_and_others_do_not():
     assert base["model_sha"] != changed["model_sha"]
 
 
+def test_a_model_under_two_names_is_one_model():
+    named = scenario()
+    moved = replace(named, model=replace(named.model, name="/models/copy"))
+    first, second = (simulate(s).result.identity for s in (named, moved))
+    assert first["model"] != second["model"]
+    assert first["model_sha"] == second["model_sha"]
+
+
 def test_steps_can_be_written_down():
     lines = []
     outcome = simulate(scenario(), steps=lines.append)
