@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from sim.engines.base import Leaping, QueueState, StepPlan, StepResult, StepShape, decodes, new_tuple
+from sim.engines.base import Leaping, StepPlan, StepResult, StepShape, decodes, new_tuple
 from sim.engines.glue import Limits
 from sim.pricing import DecodePrices, Line, Price
 from sim.recorder import Recorder
@@ -228,12 +228,12 @@ class LeapingReplica(Replica):
 
     def _sample(self, stretch: Stretch, calls: int) -> None:
         """What `_note_plan` keeps of each call."""
-        leaper = self._leaper
-        running, waiting, held, total = leaper.queue_state()
+        more_tokens, call = self._leaper.steady_kv_tokens, stretch.call
+        running, waiting, held, total = self._leaper.queue_state()
 
-        def sample(i: int) -> tuple[float, QueueState]:
-            used = held + leaper.steady_kv_tokens(i + 1)
-            return stretch.call(i), QueueState(running, waiting, used, total)
+        def sample(i: int) -> tuple[float, int, int, float]:
+            used = held + more_tokens(i + 1)
+            return call(i), running, waiting, used / total if total else 0.0
 
         self.series.add_run(calls, sample)
 

@@ -55,7 +55,9 @@ class DecodePrices:
         if decodes and decodes == sampled and not prefill_seqs:
             intercept, slope, _, _, resource, reason, before, after = self.line(shape)
             return intercept + slope * context, resource, reason, before, after
-        return *self._price(shape), *self._constants(shape)
+        model = self._model
+        seconds, resource = self._price(shape)
+        return seconds, resource, model.out_of_range(shape), model.host_before(shape), model.host_after(shape)
 
     def line(self, shape: StepShape) -> Line:
         """The line of this batch (decodes alone, all sampled); it holds for the batch's context at least."""

@@ -75,21 +75,20 @@ class SeriesBuffer:
     def add(self, now: float, state: QueueState) -> None:
         """Take a sample if it is its turn."""
         if self._count % self._stride == 0:
-            self._keep(now, state)
+            running, waiting, used, total = state
+            self._keep((now, running, waiting, used / total if total else 0.0))
         self._count += 1
 
-    def add_run(self, count: int, sample: Callable[[int], tuple[float, QueueState]]) -> None:
+    def add_run(self, count: int, sample: Callable[[int], tuple[float, int, int, float]]) -> None:
         """`add` for `count` samples, of which `sample` makes the i-th if it is its turn."""
         begin, end = self._count, self._count + count
         while (due := -(-self._count // self._stride) * self._stride) < end:
-            self._keep(*sample(due - begin))
+            self._keep(sample(due - begin))
             self._count = due + 1
         self._count = end
 
-    def _keep(self, now: float, state: QueueState) -> None:
-        total = state.kv_total_tokens
-        usage = state.kv_used_tokens / total if total else 0.0
-        self.samples.append((now, state.num_running, state.num_waiting, usage))
+    def _keep(self, sample: tuple[float, int, int, float]) -> None:
+        self.samples.append(sample)
         if len(self.samples) >= self._limit:
             del self.samples[1::2]
             self._stride *= 2

@@ -21,8 +21,8 @@ Resource = Literal["compute", "bandwidth", "overhead"]
 class StepParts(NamedTuple):
     """Where the device time of one step goes [s]; `total` is their sum.
 
-    `gemm` is the larger side of the weights-against-FLOP roofline with its rounded ridge, or the launches
-    where those take longer.
+    `gemm` is the larger side of the weights-against-FLOP roofline with its rounded ridge, and what launches
+    take longer than all terms that no context enters.
     """
 
     overhead: float
@@ -104,6 +104,8 @@ def _beyond(what: str, limit: int, value: int) -> str:
 
 
 MEMO_LIMIT = 10_000
+_Split = tuple[float, float, float, bool]
+"""Seconds of compute, bandwidth and overhead, and whether the FLOP outlast the weights."""
 NOTHING = StepParts(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -159,7 +161,7 @@ class RooflineModel:
     source: str = ""
     valid: ValidRange | None = None
     front_end: FrontEnd = field(init=False)
-    _split_memo: dict[tuple[StepKind, int, int, int, int], tuple[float, float, float]] = field(
+    _split_memo: dict[tuple[StepKind, int, int, int, int], _Split] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
 
@@ -173,10 +175,7 @@ class RooflineModel:
 
     def heats(self, shape: StepShape) -> bool:
         """Whether a step draws the most power: it processes prompts, and its FLOP outlast its weights."""
-        if not shape.num_prefill_seqs:
-            return False
-        padded = self.buckets.pad(shape)[0]
-        return self._compute(padded, shape.num_sampled) > self._weights(shape)
+        return shape.num_prefill_seqs > 0 and self._split_without_attention(shape)[3]
 
     def parts(self, shape: StepShape) -> StepParts:
         """The device time of a step, term by term."""
@@ -185,14 +184,17 @@ class RooflineModel:
             return NOTHING
         padded, launch = self.buckets.pad(shape)
         gemm = self._ridge(self._weights(shape), self._compute(padded, shape.num_sampled))
-        gemm = max(gemm, self._launch_time(launch) * cost.num_layers)
+        overhead = eff.fixed(cost.num_layers, cost.moe_layers)
+        sequences = eff.sequence * cost.num_layers * (shape.num_decode_seqs + shape.num_prefill_seqs)
+        communication = self._communication(padded)
+        launches = self._launch_time(launch) * cost.num_layers
         return StepParts(
-            overhead=eff.fixed(cost.num_layers, cost.moe_layers),
-            gemm=gemm,
-            sequences=eff.sequence * cost.num_layers * (shape.num_decode_seqs + shape.num_prefill_seqs),
+            overhead=overhead,
+            gemm=max(gemm, launches - overhead - sequences - communication),
+            sequences=sequences,
             kv_read=self._decode_kv_read(shape),
             prefill_attention=self._prefill_attention(shape),
-            communication=self._communication(padded),
+            communication=communication,
         )
 
     def gpu(self, shape: StepShape) -> float:
@@ -201,7 +203,7 @@ class RooflineModel:
 
     def assess(self, shape: StepShape) -> tuple[float, Resource]:
         """Seconds that the device is busy with the step, and what most of them go to."""
-        compute, bandwidth, overhead = self._split_without_attention(shape)
+        compute, bandwidth, overhead, _ = self._split_without_attention(shape)
         bandwidth += self._decode_kv_read(shape)
         if shape.num_prefill_seqs:
             compute += self._prefill_attention(shape)
@@ -226,7 +228,7 @@ class RooflineModel:
 
     def decode_line(self, shape: StepShape) -> DecodeLine:
         """How the price of a batch of decodes alone goes on as its context grows or shrinks."""
-        compute, bandwidth, overhead = self._split_without_attention(shape)
+        compute, bandwidth, overhead, _ = self._split_without_attention(shape)
         cost, context = self.cost, shape.decode_context
         rate = self.peaks.bandwidth * self.efficiencies.kv_bandwidth
         window = shape.num_decode_seqs * cost.sliding_window
@@ -243,25 +245,26 @@ class RooflineModel:
             reach = min(reach, turn - 1.0)
         return DecodeLine(compute + bandwidth + overhead, slope, since, reach, resource)
 
-    def _split_without_attention(self, shape: StepShape) -> tuple[float, float, float]:
-        """(compute, bandwidth, overhead) of all terms that no context length enters, remembered by batch."""
-        key = (*shape[:4], shape.num_sampled)
+    def _split_without_attention(self, shape: StepShape) -> _Split:
+        """All terms that no context length enters, remembered by batch."""
+        kind, prefill_tokens, prefill_seqs, decode_seqs, _, _, _, sampled = shape
+        key = (kind, prefill_tokens, prefill_seqs, decode_seqs, sampled)
         known = self._split_memo.get(key)
         if known is not None:
             return known
         if not shape.num_tokens:
-            return 0.0, 0.0, 0.0
+            return 0.0, 0.0, 0.0, False
         padded, launch = self.buckets.pad(shape)
         weights, flops = self._weights(shape), self._compute(padded, shape.num_sampled)
         gemm = self._ridge(weights, flops)
         overhead = self._fixed(shape) + self._communication(padded)
         launches = self.cost.num_layers * self._launch_time(launch)
-        if launches > gemm:
-            split = (0.0, 0.0, overhead + launches)
+        if launches > gemm + overhead:
+            split = (0.0, 0.0, launches, flops > weights)
         elif flops > weights:
-            split = (gemm, 0.0, overhead)
+            split = (gemm, 0.0, overhead, True)
         else:
-            split = (0.0, gemm, overhead)
+            split = (0.0, gemm, overhead, False)
         if len(self._split_memo) >= MEMO_LIMIT:
             self._split_memo.clear()
         self._split_memo[key] = split
