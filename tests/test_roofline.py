@@ -118,7 +118,9 @@ def test_sglang_decodes_beyond_the_largest_graph_do_not_use_prefill_graphs():
 
 def test_eager_steps_are_no_shorter_than_their_launches():
     model = roofline(buckets=NO_GRAPHS, eager_launch=0.001)
-    assert model.parts(decodes_of(1, 1)).gemm == pytest.approx(28 * 0.001)
+    parts = model.parts(decodes_of(1, 1))
+    # Launches overlap everything that the device does, but not what reads the context.
+    assert parts.total - parts.kv_read == pytest.approx(28 * 0.001)
     assert model.assess(decodes_of(1, 1))[1] == "overhead"
     assert model.parts(prefill(8192)).gemm > 28 * 0.001
 

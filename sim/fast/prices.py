@@ -214,8 +214,8 @@ def price(
         overhead += latency + wire * padded
     launches = piecewise if launch == PIECEWISE else eager if launch == EAGER else 0.0
     compute = bandwidth = 0.0
-    if launches > gemm:
-        overhead += launches
+    if launches > gemm + overhead:
+        overhead = launches
     elif flops > weights:
         compute = gemm
     else:

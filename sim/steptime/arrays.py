@@ -83,11 +83,11 @@ def device_seconds(model: RooflineModel, shapes: ShapeArrays) -> Floats:
         share = np.divide(low, high, out=np.zeros_like(high), where=high > 0)
         gemm = high * np.power(1.0 + np.power(share, eff.ridge), 1.0 / eff.ridge)
     launch = np.where(shapes.eager, eff.eager_launch, np.where(shapes.piecewise, eff.piecewise_launch, 0.0))
-    gemm = np.maximum(gemm, launch * cost.num_layers)
     sequences = eff.sequence * cost.num_layers * (shapes.decode_seqs + shapes.prefill_seqs)
     overhead = eff.fixed(cost.num_layers, cost.moe_layers)
-    total = overhead + gemm + sequences + _decode_read(model, shapes) + _prefill_attention(model, shapes)
-    return np.where(shapes.tokens > 0, total + _communication(model, shapes), 0.0)
+    device = np.maximum(overhead + gemm + sequences + _communication(model, shapes), launch * cost.num_layers)
+    total = device + _decode_read(model, shapes) + _prefill_attention(model, shapes)
+    return np.where(shapes.tokens > 0, total, 0.0)
 
 
 def heating(model: RooflineModel, shapes: ShapeArrays) -> Flags:

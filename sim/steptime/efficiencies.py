@@ -72,7 +72,7 @@ class Efficiencies:
         moe_layer_overhead: on top of it in layers with routed experts (router, permutation, small kernels).
         sequence: device time per sequence in the batch and layer.
         eager_launch, piecewise_launch: host time to launch one layer without a graph, or with attention
-            outside the graph; a step cannot be shorter than its launches.
+            outside the graph; they overlap what the device does, and a step cannot be shorter than them.
         allreduce_latency, link_bandwidth: one tensor-parallel all-reduce.
         host_schedule, host_schedule_seq: host work before the launch.
         host_update, host_update_seq: host work after the result.
