@@ -13,6 +13,7 @@ from sim.engines.sglang.new_token_ratio import RETRACT_DECODE_STEPS
 from sim.fast.chains import EVICTABLE, PAGE, is_full, larger
 from sim.fast.replica import MAX_IDLE_CALLS, deliver, launch, send_due, sleep
 from sim.fast.sglang_admission import new_prefill_batch
+from sim.fast.sglang_leap import leap
 from sim.fast.sglang_pool import allocate_extend, decode_fits, make_room, new_pages, release, store_unfinished
 from sim.fast.sglang_state import (
     AVAILABLE,
@@ -107,6 +108,7 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
     )
     waiting = np.empty(len(rows) + 1, np.int64)
     got, ended = np.empty(width, np.int64), np.empty(width, np.int64)
+    begun = np.empty(ints[PAGE], np.int64)
     nodes, leaves = np.zeros((6 * width + 64, 7), np.int64), np.zeros((6 * width + 64, 3), np.int64)
     while not ints[TROUBLE]:
         send_due(rows, times, ints, floats)
@@ -120,6 +122,11 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
         nothing = False
         if is_full(ints, nodes, 3 * width + 8):
             nodes, leaves = larger(nodes, leaves)
+        if leap(
+            model, counted, rows, times, ints, floats, batches, ends, nodes, leaves, running, warm, counts,
+            base, sizes, samples, begun,
+        ):  # fmt: skip
+            continue
         if not ints[IDLE]:
             slot = (ints[FIRST] + ints[IN_FLIGHT]) % 2
             schedule(rows, times, ints, floats, batches, nodes, leaves, slot, running, last, can_run, waiting)

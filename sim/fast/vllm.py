@@ -54,10 +54,12 @@ from sim.fast.state import (
     remove,
 )
 from sim.fast.tape import is_short, longer, new_tape, sample
-from sim.fast.vllm_pool import allocate, free, register
+from sim.fast.vllm_leap import leap
+from sim.fast.vllm_pool import allocate, free, num_waiting, register
 from sim.fast.vllm_state import (
     ADAPTIVE,
     BLOCK,
+    BLOCKED,
     CACHES,
     CHUNKED,
     COMPUTED,
@@ -95,6 +97,7 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
     if not ints[SEPARATE]:
         skipped = waiting
     got, ended = np.empty(width, np.int64), np.empty(width, np.int64)
+    begun = np.empty(ints[BLOCK], np.int64)
     while not ints[TROUBLE]:
         send_due(rows, times, ints, floats)
         if ints[ANSWERED] == len(rows) and floats[LATEST] < floats[NOW]:
@@ -104,6 +107,11 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
             ints[TOKENS_INSIDE] += rows[ints[INSIDE], ASKED]
             ints[INSIDE] += 1
         nothing = False
+        if leap(
+            model, counted, rows, times, ints, floats, batches, ends, running, warm, counts, base, sizes,
+            samples, begun,
+        ):  # fmt: skip
+            continue
         if ints[RUNNING] or num_waiting(ints) or ints[UNANNOUNCED]:
             slot = (ints[FIRST] + ints[IN_FLIGHT]) % 2
             schedule(rows, times, ints, floats, batches, slot, running, waiting, skipped)
@@ -174,18 +182,13 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
 
 
 @njit(cache=True)
-def num_waiting(ints):
-    """Requests in both queues."""
-    return ints[WAITING + 1] + ints[SKIPPED + 1] if ints[SEPARATE] else ints[WAITING + 1]
-
-
-@njit(cache=True)
 def schedule(rows, times, ints, floats, batches, slot, running, waiting, skipped):
     """Decide the next batch."""
     ints[PREFILL_TOKENS : SAMPLED + 1] = 0
     batches[slot, :MEMBERS] = 0
     threshold = _threshold(ints)
     budget, preempted = _schedule_running(rows, ints, batches, slot, running, waiting, threshold)
+    ints[BLOCKED] = 0
     if not preempted:
         _schedule_waiting(
             rows, times, ints, floats, batches, slot, running, waiting, skipped, threshold, budget
@@ -298,6 +301,7 @@ def _preempt(rows, ints, batches, running, waiting):
 @njit(cache=True)
 def _schedule_waiting(rows, times, ints, floats, batches, slot, running, waiting, skipped, threshold, budget):
     aside = [0 for _ in range(0)]
+    before = ints[RUNNING]
     while num_waiting(ints) and budget > 0 and ints[RUNNING] < ints[MAX_RUNNING]:
         at = SKIPPED if ints[SEPARATE] and ints[SKIPPED + 1] else WAITING
         queue = skipped if at == SKIPPED else waiting
@@ -328,6 +332,10 @@ def _schedule_waiting(rows, times, ints, floats, batches, slot, running, waiting
         ints[RUNNING] += 1
         _run(rows, ints, batches, slot, r, known, new)
         budget -= new
+    # The same decodes leave the same budget next time, and free blocks only become fewer.
+    decodes_only = ints[DECODES] == ints[RUNNING] == batches[slot, SIZE]
+    left = num_waiting(ints)
+    ints[BLOCKED] = left > 0 and decodes_only and ints[RUNNING] == before and len(aside) == 0
     at = SKIPPED if ints[SEPARATE] else WAITING
     for i in range(len(aside) - 1, -1, -1):
         push_front(skipped, ints, at, aside[i])
@@ -368,7 +376,7 @@ def update(rows, ints, batches, slot, running, waiting, skipped, got, ended):
             num_ended += 1
     ints[GOT], ints[ENDED] = num_got, num_ended
     if num_ended:
-        ints[UNANNOUNCED] = 1
+        ints[UNANNOUNCED], ints[BLOCKED] = 1, 0
         kept = 0
         for i in range(ints[RUNNING]):
             if not rows[running[i], FINISHED]:

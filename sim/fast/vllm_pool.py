@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from numba import njit
 
-from sim.fast.vllm_state import BEFORE, BEHIND, BLOCK, CACHES, FREE, HASHED, HEAD, HELD, LEFT, TAIL, UNHASHED
+from sim.fast.vllm_state import (
+    BEFORE,
+    BEHIND,
+    BLOCK,
+    CACHES,
+    FREE,
+    HASHED,
+    HEAD,
+    HELD,
+    LEFT,
+    SEPARATE,
+    SKIPPED,
+    TAIL,
+    UNHASHED,
+    WAITING,
+)
 
 
 @njit(cache=True)
@@ -21,15 +36,11 @@ def _unlink(rows, ints, r):
 
 
 @njit(cache=True)
-def allocate(rows, ints, r, new, hit):
-    """Give a request `new` blocks, behind `hit` ones that it left and finds again."""
-    if hit:
-        _unlink(rows, ints, r)
-        rows[r, LEFT] = 0
-        rows[r, HASHED] = rows[r, HELD] = hit
-    unhashed = min(new, ints[UNHASHED])
+def take_blocks(rows, ints, count):
+    """Take free blocks: those without a hash, then the least recently freed ones. FREE is the caller's."""
+    unhashed = min(count, ints[UNHASHED])
     ints[UNHASHED] -= unhashed
-    blocks = new - unhashed
+    blocks = count - unhashed
     while blocks:
         oldest = ints[HEAD]
         if rows[oldest, LEFT] > blocks:
@@ -38,6 +49,16 @@ def allocate(rows, ints, r, new, hit):
         blocks -= rows[oldest, LEFT]
         rows[oldest, LEFT] = 0
         _unlink(rows, ints, oldest)
+
+
+@njit(cache=True)
+def allocate(rows, ints, r, new, hit):
+    """Give a request `new` blocks, behind `hit` ones that it left and finds again."""
+    if hit:
+        _unlink(rows, ints, r)
+        rows[r, LEFT] = 0
+        rows[r, HASHED] = rows[r, HELD] = hit
+    take_blocks(rows, ints, new)
     ints[FREE] -= new + hit
     rows[r, HELD] += new
 
@@ -63,3 +84,9 @@ def register(rows, ints, r, tokens):
     """Its first `tokens` tokens are computed: full blocks get their hash."""
     if ints[CACHES] and (rows[r, HASHED] + 1) * ints[BLOCK] <= tokens:
         rows[r, HASHED] = tokens // ints[BLOCK]
+
+
+@njit(cache=True)
+def num_waiting(ints):
+    """Requests in both queues."""
+    return ints[WAITING + 1] + ints[SKIPPED + 1] if ints[SEPARATE] else ints[WAITING + 1]

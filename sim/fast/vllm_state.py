@@ -15,12 +15,13 @@ Ints = NDArray[np.int64]
 COMPUTED, PLACEHOLDERS, STALE, HELD, HASHED, LEFT, BEFORE, BEHIND = range(OWN, OWN + 8)
 NUM_COLUMNS = OWN + 8
 # ints: running requests; whether a finish is yet to be announced; free blocks, those without a hash, the ends
-# of that list (the first to be evicted in front); the queues, two places each; the settings.
+# of that list (the first to be evicted in front); the queues, two places each; the settings; whether nobody
+# who waits can be admitted until a request ends or is preempted.
 (
     RUNNING, UNANNOUNCED, FREE, UNHASHED, HEAD, TAIL, WAITING, _, SKIPPED, _, IS_ASYNC, SEPARATE, BLOCK,
     USABLE, CACHES, TOKEN_BUDGET, MAX_RUNNING, MAX_MODEL_LEN, MAX_BATCHED, LONG_PREFILL, ADAPTIVE, CHUNKED,
-    RESERVE_FULL, WATERMARK, NUM_K,
-) = range(OWN_K, OWN_K + 25)  # fmt: skip
+    RESERVE_FULL, WATERMARK, BLOCKED, NUM_K,
+) = range(OWN_K, OWN_K + 26)  # fmt: skip
 
 
 def prepare(config: VllmSchedulerConfig, rows: Ints, ints: Ints) -> None:

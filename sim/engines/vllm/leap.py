@@ -87,7 +87,7 @@ class LeapingVllmScheduler(VllmScheduler):
         size = crowd.size
         if not size or len(self.running) != size or self._fresh or self._left:
             return 0
-        if len(self.waiting) and not self._blocked:
+        if self.waiting.size and not self._blocked:
             return 0
         if self._in_flight:
             latest = self._in_flight[-1][0]
@@ -159,11 +159,11 @@ class LeapingVllmScheduler(VllmScheduler):
             if not batch and not plan.preempted:
                 self._partial = partial  # no budget was left for it
         self._blocked = False
-        if not plan.preempted and len(self.waiting):
+        if not plan.preempted and self.waiting.size:
             before = len(batch)
             self._schedule_waiting(plan, batch, threshold, budget)
             self._blocked = (
-                len(batch) == before and len(self.waiting) > 0 and not self.waiting.peek().num_stale_results
+                len(batch) == before and self.waiting.size > 0 and not self.waiting.peek().num_stale_results
             )
         if batch:
             for request, chunk in zip(_own(batch), plan.scheduled, strict=True):

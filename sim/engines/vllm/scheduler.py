@@ -88,14 +88,14 @@ class VllmScheduler:
 
     def has_work(self) -> bool:
         """Whether a call is due: requests are left, or finished ones not yet announced to the workers."""
-        return bool(self.running or len(self.waiting) or self._finished_unannounced)
+        return bool(self.running or self.waiting.size or self._finished_unannounced)
 
     def queue_state(self) -> QueueState:
         """Queue lengths and KV occupancy now."""
         size = self.config.block_size
         used = self._num_usable_blocks - self.block_pool.num_free_blocks
         held, total = used * size, self._num_usable_blocks * size
-        return new_tuple(QueueState, (len(self.running), len(self.waiting), held, total))
+        return new_tuple(QueueState, (len(self.running), self.waiting.size, held, total))
 
     def running_ids(self) -> Sequence[str]:
         """Ids in the running list, in its order."""
@@ -113,7 +113,7 @@ class VllmScheduler:
         plan = StepPlan(self._num_steps, "mixed")
         self._num_steps += 1
         batch: list[EngineRequest] = []
-        threshold = self.config.prefill_threshold(len(self.running) + len(self.waiting))
+        threshold = self.config.prefill_threshold(len(self.running) + self.waiting.size)
         budget = self._schedule_running(plan, batch, threshold, self._token_budget)
         if not plan.preempted:
             self._schedule_waiting(plan, batch, threshold, budget)
@@ -236,7 +236,7 @@ class VllmScheduler:
     ) -> None:
         """Admit waiting requests in queue order, up to the first that does not fit."""
         set_aside: list[EngineRequest] = []
-        while len(self.waiting) and budget > 0 and len(self.running) < self._max_running:
+        while self.waiting.size and budget > 0 and len(self.running) < self._max_running:
             request = self.waiting.peek()
             if request.num_stale_results:
                 set_aside.append(self.waiting.pop())
@@ -306,12 +306,12 @@ class VllmScheduler:
 
     def _check_progress(self, plan: StepPlan) -> None:
         """A call that changes nothing, with nothing to wait for, would be repeated for ever."""
-        if plan.preempted or self._in_flight or not (self.running or len(self.waiting)):
+        if plan.preempted or self._in_flight or not (self.running or self.waiting.size):
             return
         first = self.running[0] if self.running else self.waiting.peek()
         raise EngineStuck(
             f"request {first.request_id}: the scheduler made an empty step with {len(self.running)} running "
-            f"and {len(self.waiting)} waiting requests and no result to wait for, and would do so for ever"
+            f"and {self.waiting.size} waiting requests and no result to wait for, and would do so for ever"
         )
 
 
