@@ -211,6 +211,26 @@ def test_crossing_interval_covers_what_replications_say():
     assert inside >= 35
 
 
+def test_noise_of_single_levels_does_not_blow_the_interval_up():
+    """Two levels 3 % apart say little of the slope if each has noise of its own."""
+    found = []
+    for seed in range(200):
+        own = np.random.default_rng(seed).normal(0.0, 0.15, 5)
+
+        def read(value, n, seed=seed, own=own):
+            each = (value / 7.0) ** 2 * np.exp(
+                own + np.random.default_rng([seed, int(1000 * value)]).normal(0.0, 0.05, 5)
+            )
+            if n == 1:
+                return Reading(float(each[0]))
+            return Reading(float(each.mean()), tuple(float(np.delete(each, j).mean()) for j in range(5)))
+
+        found.append(find_crossing(read, 1.0, 30.0))
+    middle = float(np.mean([crossing.value for crossing in found]))
+    assert sum(crossing.low <= middle <= crossing.high for crossing in found) >= 184
+    assert max(crossing.high - crossing.value for crossing in found) < 0.3 * middle
+
+
 def test_crossing_of_a_curve_that_jumps_keeps_its_bracket():
     found = find_crossing(lambda v, n: Reading(0.2, stable=v <= 7.0), 1.0, 20.0, replications=2)
     assert found.kept <= 7.0 <= found.missed

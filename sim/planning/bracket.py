@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,6 +12,8 @@ from sim.planning.stats import jackknife
 COARSE = 1.25  # a bracket as wide as this is worth the full number of replications
 UNSTABLE = 1.1  # stands for the ratio of a level that keeps its objectives but cannot be sustained
 LOWEST, HIGHEST = 1e-3, 1e3
+NEAR = 1.2  # levels within this factor of the crossing tell how steep it is
+FLATTEST = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ def find_crossing(
 
     One replication narrows the bracket to a fifth, all of them to `resolution`; between the last two levels
     the logarithm of the ratio is interpolated. The interval is that of the jackknife over replications, with
-    common random numbers at all levels, and never narrower than what the last bracket leaves open.
+    common random numbers at all levels (what leaving one out does to the ratio at the crossing, over the
+    slope there), and never narrower than what the last bracket leaves open.
 
     Args:
         read: pooled ratio of a level from so many replications.
@@ -129,16 +132,44 @@ def _interval(seen: dict[float, Reading], low: float, high: float, *, whole: boo
     counts = {len(seen[v].left_out) for v in levels}
     n = min(counts)
     half = 0.0
-    if n >= 2:
-        out = [_cross(levels, [_usable(seen[v], j) for v in levels], low, high) for j in range(n)]
-        half = jackknife(pooled, out).half or 0.0
     # Interpolation knows no better than half of the last bracket where the ratio may jump.
-    steady = all(seen[v].stable and math.isfinite(seen[v].ratio) for v in (low, high))
+    steady = all(_smooth(seen[v]) for v in (low, high))
+    if n >= 2:
+        slope = _slope({v: seen[v].ratio for v in levels if _smooth(seen[v])}, pooled) if steady else None
+        out = [
+            _cross(levels, [_usable(seen[v], j) for v in levels], low, high)
+            if slope is None
+            else pooled * math.exp(-_shift([seen[low], seen[high]], j) / slope)
+            for j in range(n)
+        ]
+        half = jackknife(pooled, out).half or 0.0
     half = max(half, 0.0 if steady else high - pooled)
     bottom, top = min(pooled - half, low if not steady else pooled), max(pooled + half, pooled)
     if whole:
         return Crossing(low, float(max(0, math.floor(bottom))), float(math.ceil(top)), low, high)
     return Crossing(pooled, max(0.0, bottom), top, low, high)
+
+
+def _smooth(reading: Reading) -> bool:
+    """Whether the ratio is one that moves with the load."""
+    return reading.stable and all(math.isfinite(r) and r > 0 for r in (reading.ratio, *reading.left_out))
+
+
+def _slope(ratios: Mapping[float, float], value: float) -> float | None:
+    """d log(ratio) / d log(level) around `value`: of all near levels together, as that between two of them is
+    mostly noise. None where it is too flat to tell a crossing by."""
+    near = [(math.log(v), math.log(r)) for v, r in ratios.items() if 1 / NEAR <= v / value <= NEAR]
+    if len(near) < 2:
+        return None
+    mean_x, mean_y = (sum(column) / len(near) for column in zip(*near, strict=True))
+    spread = sum((x - mean_x) ** 2 for x, _ in near)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in near) / spread
+    return slope if slope > FLATTEST else None
+
+
+def _shift(readings: Sequence[Reading], left_out: int) -> float:
+    """How much higher log(ratio) is without one replication, on average over levels."""
+    return sum(math.log(r.left_out[left_out] / r.ratio) for r in readings) / len(readings)
 
 
 def _usable(reading: Reading, left_out: int | None = None) -> float:
