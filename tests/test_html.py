@@ -91,6 +91,14 @@ def test_whatif_says_why(whatif):
     assert "sequence slots" in whatif
 
 
+def test_no_point_wins_by_less_than_its_interval(whatif):
+    assert "Most throughput at max-num-seqs=8: " in whatif
+    answer = what_if(source(), parse_vary(["max-num-seqs=256,512,1"]), run_serially, replications=2)
+    assert "Most throughput at max-num-seqs=256 or max-num-seqs=512: " in whatif_page(answer, "p")
+    same = replace(answer, rows=(replace(answer.rows[0], points=answer.rows[0].points[:2]),))
+    assert "Throughput does not change over max-num-seqs: " in whatif_page(same, "p")
+
+
 def test_unreachable_objectives_have_a_page_too():
     text = plan_page(make_plan(source(), question("p90 ttft <= 1us")))
     assert "cannot be met at any load" in text

@@ -7,7 +7,7 @@ from sim.planning.mechanism import explain
 from sim.planning.page import Page, Table, footer, render_page, sentence
 from sim.planning.plan_report import serve_line
 from sim.planning.svg import Chart, Mark, Series, draw
-from sim.planning.whatif import METRICS, MODEL_ERROR, Point, Row, WhatIf, steps_of
+from sim.planning.whatif import METRICS, MODEL_ERROR, Point, Row, WhatIf, changes, steps_of
 from sim.planning.whatif_text import COLUMNS
 
 
@@ -55,9 +55,19 @@ def _whatif_headline(answer: WhatIf) -> str:
         if not points:
             continue
         best = max(points, key=_throughput)
-        told.append(f"most throughput at {best.variant.label}: {_throughput(best):,.0f} output tokens/s")
+        rate = f"{_throughput(best):,.0f} output tokens/s"
+        equal = [p for p in points if p is best or not _clearly_less(p, best)]
+        if len(points) > 1 and len(equal) == len(points):
+            what = "the grid" if row.dimension is None else row.dimension.name
+            told.append(f"throughput does not change over {what}: {rate}")
+        else:
+            told.append(f"most throughput at {' or '.join(p.variant.label for p in equal)}: {rate}")
     text = "; ".join(told)
     return sentence(text) if text else "No point could run."
+
+
+def _clearly_less(point: Point, best: Point) -> bool:
+    return any(c.key == "output_throughput" and c.clear and not c.small for c in changes(point, best))
 
 
 def _throughput(point: Point) -> float:
