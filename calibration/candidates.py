@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from calibration.replay import account_of
-from sim.comparison.loads import at_once
+from sim.flood import at_once, flood_size
 from sim.scenario import Scenario
 from sim.simulate import ENGINES, simulate
 from sim.steptime.base import StepTimeModel
@@ -20,7 +20,7 @@ BATCHES = (1, 4, 16, 64, 256)
 DECODES = 64  # output tokens of a decode-only request: enough to average over its steps
 SHORTEST = 16  # prompt tokens
 KV_FILL = 0.85  # of the KV pool, for the run at high occupancy; more would preempt
-CAPACITY_PROMPTS = 128
+CAPACITY_PROMPTS = 128  # at least
 MIXED_LEAST, MIXED_MOST = 12, 200
 
 
@@ -117,7 +117,11 @@ def _full_pool(room: Room, load: object) -> Iterator[Candidate]:
 def capacity(scenario: Scenario, model: StepTimeModel) -> float | None:
     """Requests/s of the scenario's own load that the engine can sustain, as simulated; None: no telling."""
     spec = replace(
-        scenario.workload, num_prompts=CAPACITY_PROMPTS, request_rate=1.0, ramp_up=None, num_warmups=0
+        scenario.workload,
+        num_prompts=max(CAPACITY_PROMPTS, flood_size(scenario)),
+        request_rate=1.0,
+        ramp_up=None,
+        num_warmups=0,
     )
     flood = at_once(spec)
     if flood is None:

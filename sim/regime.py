@@ -26,6 +26,7 @@ MIN_REQUESTS = 20
 BLOCKS = 10
 GROWTH = 0.02  # backlog growth as a share of the offered rate
 TREND = 0.6  # Kendall's tau of block means of the wait over send time; p < 0.01 for ten blocks
+TURNED_OVER = 0.5
 SIGMAS = 2.0  # backlog at the last send, in standard deviations of a balanced queue's random walk
 
 
@@ -131,13 +132,17 @@ def _sustainable(records: RequestRecords, ready: NDArray[np.bool_]) -> float | N
     A request counts by the part of its output that falls into the window, so that bursts of finishes at the
     window's edges do not matter. Left out: the filling of the first batch, and the drain after the last
     first token with its ever smaller batch.
+
+    Returns:
+        None where less than half of the requests ended within that time: then it holds a filling batch,
+        more prefill than a steady server has.
     """
     done = ready & ~np.isnan(records.last_token)
     first, last = records.first_token[done], records.last_token[done]
     if len(first) < 2:
         return None
     begin, stop = float(np.quantile(first, 0.1, method="lower")), float(first.max())
-    if stop <= begin:
+    if stop <= begin or (last <= stop).mean() < TURNED_OVER:
         return None
     length = last - first
     share = (np.minimum(last, stop) - np.maximum(first, begin)) / np.where(length > 0, length, 1.0)

@@ -74,10 +74,12 @@ def compare(
 
     threshold = parse_percent("--fail-above", fail_above)
     equivalent = parse_percent("--margin", margin) or 0.1
-    check_outputs({"--json": json_to, "--plot": plot})
+    places = {"--json": json_to, "--plot": plot}
+    check_outputs(places, [prediction, *measured, profile])
+    predictions = _Predictions(prediction, profile, replay)
+    check_outputs(places, [predictions.dataset])
     runs = [(str(path), result) for path in measured for result in read_results(path)]
     groups = grouped(runs)
-    predictions = _Predictions(prediction, profile, replay)
     comparisons: list[Comparison] = []
     for group in groups:
         name, first = group[0]
@@ -130,6 +132,14 @@ class _Predictions:
             hint = "is a measured result; pass a prediction or a scenario file first"
             raise BadInput("PREDICTION", str(source), hint)
 
+    @property
+    def dataset(self) -> str | None:
+        """The file that the scenario's requests come from."""
+        from sim.workload.spec import FileDataset
+
+        dataset = None if self._scenario is None else self._scenario.workload.dataset
+        return dataset.path if isinstance(dataset, FileDataset) else None
+
     def of(self, measured: BenchResult, path: Path) -> tuple[BenchResult, float | None]:
         """The prediction of a load, and the predicted capacity [requests/s] where that can be told."""
         from sim.comparison.loads import matching
@@ -139,7 +149,8 @@ class _Predictions:
         from dataclasses import replace
 
         from sim.cli.predict import simulate_with
-        from sim.comparison.loads import at_once, scenario_for
+        from sim.comparison.loads import scenario_for
+        from sim.flood import at_once
 
         scenario = scenario_for(self._scenario, measured, path if self._replay else None)
         predicted = simulate_with(scenario, self._profile, draws=None).result

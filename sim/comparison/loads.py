@@ -16,8 +16,6 @@ from sim.results import BenchResult
 from sim.scenario import Scenario
 from sim.workload.spec import FileDataset, WorkloadSpec
 
-ENOUGH_FOR_CAPACITY = 50
-
 
 def grouped(runs: Sequence[tuple[str, BenchResult]]) -> list[list[tuple[str, BenchResult]]]:
     """(name, result) pairs by load, in the order of their first appearance: each group holds repeats."""
@@ -114,18 +112,4 @@ def _replayed(spec: WorkloadSpec, measured: BenchResult, path: Path) -> Workload
         use_trace_arrivals=timed and math.isfinite(spec.request_rate),
         request_rate=spec.request_rate,
         ramp_up=None,
-    )
-
-
-def at_once(spec: WorkloadSpec) -> WorkloadSpec | None:
-    """The same requests sent at once, which shows the capacity; None: a closed loop, or too few to tell."""
-    if spec.closed_loop or spec.num_prompts < ENOUGH_FOR_CAPACITY:
-        return None
-    return replace(
-        spec,
-        request_rate=math.inf,
-        use_trace_arrivals=False,
-        ramp_up=None,
-        max_concurrency=None,
-        duration=None,
     )

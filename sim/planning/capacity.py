@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sim.errors import BadInput
+from sim.flood import flood_size
 from sim.metrics import GOODPUT_NAMES
 from sim.planning.bracket import Crossing, find_crossing
 from sim.planning.load_curve import Effort, LoadCurve
@@ -218,7 +219,7 @@ def _alone(
 
 def saturation_rate(scenario: Scenario, model: StepTimeModel, effort: Effort) -> float | None:
     """Requests/s completed while everything waits at once: more cannot be sustained for long."""
-    prompts = min(SATURATING_PROMPTS, effort.prompts)
+    prompts = max(min(SATURATING_PROMPTS, effort.prompts), flood_size(scenario))
     flood = at_level(scenario, Level("concurrency", prompts), prompts)
     outcome = run_probe(ProbeJob(flood, scenario.seed, step_time=model)).outcome
     rate = outcome.regime.get("sustainable_rate") or outcome.get("request_throughput")
