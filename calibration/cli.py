@@ -10,6 +10,7 @@ import click
 
 from bench.cli import launch_flags
 from sim.cli.options import ScenarioOptions, scenario_options
+from sim.cli.outputs import check_outputs
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
@@ -79,8 +80,6 @@ def calibrate(
         raise BadInput(
             "--out", None, "say where the profile is to go, or --plan to see what would be measured"
         )
-    if not out.absolute().parent.is_dir():
-        raise BadInput("--out", str(out), "its folder does not exist")
     measure_and_fit(inputs, out, profile, seconds("--budget", budget), result_dir, resume, force, given)
 
 
@@ -121,7 +120,9 @@ def fit_measured(
 
     if out is None:
         raise BadInput("--out", None, "say where the profile is to go")
-    scenario = inputs.scenario() if inputs.files or inputs.serve else None
+    sources = [inputs.source()] if inputs.files or inputs.serve else []
+    check_outputs({"--out": out}, [*inputs.reads(sources), *measured, profile])
+    scenario = sources[0].build() if sources else None
     evidence = evidence_files(measured, scenario)
     first = evidence[0].scenario
     found = fit(evidence, prior_of(_profile(profile), first))
@@ -160,7 +161,9 @@ def measure_and_fit(
     from calibration.plan_run import plan_of, run, save, summary
 
     gpus = open_gpus()
-    subjects = subjects_of(sources_of(inputs, gpus))
+    sources = sources_of(inputs, gpus)
+    check_outputs({"--out": out}, [*inputs.reads(sources), profile])
+    subjects = subjects_of(sources)
     if len(subjects) != 1:
         raise BadInput("SCENARIO", None, f"takes one scenario, {len(subjects)} were given")
     (subject,) = subjects

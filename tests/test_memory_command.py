@@ -66,7 +66,7 @@ def test_memory_is_total_and_time_is_active() -> None:
         (["--serve", "vllm serve Qwen/Qwen-nope-8B", "--gpu", "H100"], "nearest"),
         (["--serve", f"{SERVE} -tp 5", "--gpu", "H100"], "32 attention heads not divisible by 5"),
         (["--serve", "vllm serve Qwen/Qwen2.5-72B-Instruct", "--gpu", "L4"], "does not fit"),
-        (["--serve", SERVE, "--gpu", "L4", "--json", "/nowhere/at/all.json"], "cannot be written"),
+        (["--serve", SERVE, "--gpu", "L4", "--json", "/nowhere/at/all.json"], "its folder does not exist"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -65,3 +65,47 @@ def test_folders_links_and_devices(tmp_path):
     check_outputs({"--json": "-", "--html": None, "--out": tmp_path / "new"})
     with pytest.raises(BadInput, match=r"--plot: .*suffixes"):
         check_outputs({"--plot": tmp_path / "picture.doc"})
+
+
+def test_no_result_goes_into_what_the_command_reads(tmp_path):
+    scenario, link, prices = tmp_path / "s.yaml", tmp_path / "link.png", tmp_path / "prices.yaml"
+    serve, load, options = ENDLESS[3], ENDLESS[5], ENDLESS[:2]
+    scenario.write_text(f"gpu: {options[1]}\nserve: {serve}\nbench: {load}\n")
+    link.symlink_to(scenario)
+    prices.write_text("L4: 1\n")
+    command_file = tmp_path / "serve.txt"
+    command_file.write_text(serve)
+    before = scenario.read_text()
+    for command, given, places in COMMANDS.values():
+        for option in places:
+            words = [command, str(scenario), *given, option, str(link)]
+            error = CliRunner().invoke(cli.servecast, words).exception
+            assert isinstance(error, BadInput), words
+            assert error.field == option
+            assert "its own input" in error.hint
+    for words in (
+        ["plan", str(scenario), *SLO, "--price", str(prices), "--json", str(prices)],
+        ["plan", str(scenario), *SLO, "--profile", str(prices), "--html", str(prices)],
+        ["predict", *options, "--serve", f"@{command_file}", "--bench", load, "--json", str(command_file)],
+    ):
+        error = CliRunner().invoke(cli.servecast, words).exception
+        assert isinstance(error, BadInput), words
+        assert "its own input" in error.hint
+    assert (scenario.read_text(), prices.read_text(), command_file.read_text()) == (before, "L4: 1\n", serve)
+
+
+def test_results_and_data_sets_are_inputs_too(tmp_path):
+    one, data, picture = tmp_path / "one.json", tmp_path / "data.jsonl", tmp_path / "picture.png"
+    for path in (one, data, picture):
+        path.write_text("{}")
+    load = f"vllm bench serve --dataset-name sharegpt --dataset-path {data} --num-prompts 4"
+    for words in (
+        ["compare", str(one), str(data), "--json", str(data)],
+        ["predict", *ENDLESS[:4], "--bench", load, "--json", str(data)],
+        ["calibrate", "--from", str(one), "--out", str(one)],
+        ["calibrate", "--from", str(one), "--profile", str(data), "--out", str(data)],
+    ):
+        error = CliRunner().invoke(cli.servecast, words).exception
+        assert isinstance(error, BadInput), words
+        assert "its own input" in error.hint
+        assert {one.read_text(), data.read_text()} == {"{}"}

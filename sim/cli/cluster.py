@@ -77,8 +77,9 @@ def cluster(
     from sim.results_io.atomic import write_text
     from sim.workload.generate import generate
 
-    check_outputs({"--json": json_to})
-    scenarios = inputs.scenarios()
+    sources = inputs.sources()
+    check_outputs({"--json": json_to}, [*inputs.reads(sources), traffic, profile])
+    scenarios = [source.build() for source in sources]
     names = parse_names("--router", routers)
     for name in names:
         make_router(name)

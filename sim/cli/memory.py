@@ -44,11 +44,13 @@ def memory(inputs: ScenarioOptions, json_path: str | None) -> None:
     Every figure says where it comes from: given, the engine's default, computed, or assumed. Ranges bound
     what the engine measures at start-up.
     """
-    check_outputs({"--json": json_path})
     if inputs.bench is None and not inputs.files:
         inputs = replace(inputs, bench=_NO_LOAD)
+    sources = inputs.sources()
+    check_outputs({"--json": json_path}, inputs.reads(sources))
     accounts = []
-    for scenario in inputs.scenarios():
+    for source in sources:
+        scenario = source.build()
         account = _ACCOUNTS[scenario.engine.name](
             scenario.model, scenario.gpu, scenario.gpu_count, scenario.engine, scenario.observed
         )

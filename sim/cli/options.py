@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import click
 from sim.build import ScenarioSource, read_source
 from sim.errors import BadInput
 from sim.scenario import Scenario
+from sim.workload.spec import FileDataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,16 @@ class ScenarioOptions:
             )
             for file, serve in pairs
         ]
+
+    def reads(self, sources: Iterable[ScenarioSource]) -> list[str]:
+        """Every name that could be a file that these options and their sources are read from."""
+        commands = (*self.serve, *(() if self.bench is None else (self.bench,)))
+        names = [*self.files, *(text[1:] for text in commands if text.startswith("@"))]
+        for source in sources:
+            names += [source.gpu, source.model, str(Path(source.model) / "config.json")]
+            if isinstance(source.bench.spec.dataset, FileDataset):
+                names.append(source.bench.spec.dataset.path)
+        return names
 
     def scenarios(self) -> list[Scenario]:
         """Every scenario, resolved; see `sources`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sim.errors import BadInput
@@ -11,15 +11,18 @@ from sim.errors import BadInput
 STDOUT = "-"
 
 
-def check_outputs(places: Mapping[str, str | Path | None]) -> None:
+def check_outputs(places: Mapping[str, str | Path | None], reads: Iterable[str | Path | None] = ()) -> None:
     """Refuse what could not be written once the simulation is done.
 
     Args:
         places: option -> what was given; None and `-` write no file. `--plot` must have a picture's suffix.
+        reads: the files that the command reads; names that are no files, and None, read none.
 
     Raises:
-        BadInput: no folder, a folder instead of a file, no right to write, or one file for two options.
+        BadInput: no folder, a folder instead of a file, no right to write, one file for two options, or a
+            file that the command reads, by whatever name or link.
     """
+    read = [Path(name) for name in reads if name is not None and _is_file(name)]
     taken: dict[Path, str] = {}
     for option, given in places.items():
         if given is None or str(given) == STDOUT:
@@ -32,9 +35,18 @@ def check_outputs(places: Mapping[str, str | Path | None]) -> None:
         _check_place(option, path)
         if path.exists() and not path.is_file():
             continue  # /dev/null takes everything
+        if path.exists() and any(path.samefile(other) for other in read):
+            raise BadInput(option, str(given), "would overwrite its own input")
         first = taken.setdefault(path.resolve(), option)
         if first != option:
             raise BadInput(option, str(given), f"is the file of {first} already")
+
+
+def _is_file(name: str | Path) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # words of a command, too long for a name
+        return False
 
 
 def _check_place(option: str, path: Path) -> None:

@@ -99,8 +99,11 @@ def plan(
     from sim.planning.slo import parse_slos
     from sim.profile import load_profile
 
-    check_outputs({"--json": json_to, "--plot": plot, "--html": html_to})
     source = inputs.source()
+    check_outputs(
+        {"--json": json_to, "--plot": plot, "--html": html_to},
+        [*inputs.reads([source]), traffic, price, profile],
+    )
     texts = slos
     if not texts:
         texts = tuple(from_workload(source.build()))

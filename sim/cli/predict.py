@@ -110,13 +110,16 @@ def predict(
 
     Several scenarios (files, or several --serve) come out side by side.
     """
-    scenarios = inputs.scenarios()
+    sources = inputs.sources()
+    reads = [*inputs.reads(sources), profile]
+    scenarios = [source.build() for source in sources]
     if len(scenarios) > 1 or concurrency is not None:
         if steps is not None:
             raise BadInput("--steps", str(steps), "writes one run; give one scenario without --concurrency")
+        check_outputs({"--json": json_to, "--plot": plot}, reads)
         predict_side_by_side(scenarios, concurrency, profile, json_to, plot, leap=not no_leap)
         return
-    check_outputs({"--json": json_to, "--plot": plot, "--steps": steps})
+    check_outputs({"--json": json_to, "--plot": plot, "--steps": steps}, reads)
     with steps_file(steps) as sink:
         outcome = simulate_with(scenarios[0], profile, sink, leap=not no_leap, draws=draws)
     write_outcome(outcome, json_to, plot)
@@ -158,7 +161,6 @@ def predict_side_by_side(
     from sim.results_io.writing import result_text
     from sim.sidebyside import parse_levels, render_curves, sweep
 
-    check_outputs({"--json": json_to, "--plot": plot})
     levels = parse_levels(concurrency)
     curves = [
         sweep(scenario, levels, lambda s: simulate_with(s, profile, leap=leap).result)

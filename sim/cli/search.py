@@ -82,10 +82,11 @@ def search(
     from sim.results_io.atomic import write_text
     from sim.scenario_file import write_scenario_file
 
-    check_outputs({"--json": json_to, "--save": save})
+    source = inputs.source()
+    check_outputs({"--json": json_to, "--save": save}, [*inputs.reads([source]), profile])
     objectives = parse_slos(slos, goodput)
     result = find(
-        inputs.source(),
+        source,
         parse_space(over),
         objectives,
         kind=kind,

@@ -82,7 +82,11 @@ def whatif(
     from sim.profile import load_profile
     from sim.results_io.atomic import write_text
 
-    check_outputs({"--json": json_to, "--plot": plot, "--html": html_to, "--out": out})
+    source = inputs.source()
+    check_outputs(
+        {"--json": json_to, "--plot": plot, "--html": html_to, "--out": out},
+        [*inputs.reads([source]), profile],
+    )
     replications = whole("--seeds", seeds)
     dimensions = parse_vary(vary)
     total = count_points(dimensions, grid)
@@ -96,7 +100,6 @@ def whatif(
         out=out,
         progress=ShownProgress(),
     )
-    source = inputs.source()
     answer = what_if(
         source,
         dimensions,
