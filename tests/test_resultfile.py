@@ -313,6 +313,7 @@ def test_a_detailed_vllm_file_brings_its_requests(tmp_path):
 
 def test_the_schedule_is_known_only_where_it_is(tmp_path):
     ok = {"errors": ["", "", ""], "output_lens": [4, 1, 2], "ttfts": [0.5, 0.3, 0.25], "mean_ttft_ms": 350.0}
+    ok |= {"completed": 3, "failed": 0}
     uncapped = reading(tmp_path, vllm_document(**ok)).records
     # The run starts before the first request goes out: its end less its duration.
     assert uncapped.sent[0] == pytest.approx(2.5 - 1.45)
@@ -373,6 +374,13 @@ AGGREGATE = {k: v for k, v in vllm_document().items() if not isinstance(v, list)
         (vllm_document(itls=[[0.1], [], ["x"]]), r"request 2 itls\[0\]"),
         (vllm_document(ttfts=[500.0, 0.0, 250.0]), "ttfts.*wrong unit"),
         (vllm_document(mean_ttft_ms=0.375), "ttfts.*wrong unit"),
+        (vllm_document(itls=[[0.1, -5.0, 0.1], [], [0.2]]), r"itls\[0\]\[1\]: -5.0: must not be negative"),
+        (vllm_document(ttfts=[0.5, 0.0, -0.01], mean_ttft_ms=None), r"ttfts\[2\]: lies before"),
+        (vllm_document(ttfts="abc"), "ttfts: must be a list, is str"),
+        (vllm_document(completed=0, failed=3), "completed: 0: does not fit its requests, of which 2"),
+        (vllm_document(failed=0), "failed: 0: does not fit its requests, of which 1"),
+        (vllm_document(start_times=[-1000.0, -1000.5, -1001.0]), r"start_times\[0\]: -1000.0"),
+        (vllm_document(start_times=[1000.0, 1000.5, 9001.0]), "duration: 2.5: must cover the requests"),
         ({**AGGREGATE, "mean_e2el_ms": 9e6}, "mean_e2el_ms.*longer than the run"),
         ({**AGGREGATE, "mean_tpot_ms": 100.0, "mean_e2el_ms": 0.575}, "mean_e2el_ms.*milliseconds"),
         ('{"servecast": {"format": 99}}', "format: '99'"),
@@ -390,4 +398,24 @@ def test_a_damaged_file_of_ours_is_refused(tmp_path):
     document = json.loads(result_text(run()))
     document["servecast"]["records"]["sent"] = [1.0]
     with pytest.raises(BadInput, match="sent has 1 entries for 6 requests"):
+        reading(tmp_path, document)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d, r: d["itls"][3].__setitem__(1, -5.0), r"itls\[3\]\[1\]: -5.0: must not be negative"),
+        (lambda d, r: d.update(ttfts="abc"), "ttfts: must be a list"),
+        (lambda d, r: d.update(completed=0, failed=6), "completed: 0: does not fit its requests"),
+        (
+            lambda d, r: r.update(sent=[None if t is None else -t for t in r["sent"]]),
+            r"sent\[\d\]: lies before",
+        ),
+        (lambda d, r: r["last_token"].__setitem__(2, 0.0), r"last_token\[2\]: lies before the first"),
+    ],
+)
+def test_requests_of_ours_that_cannot_have_happened_are_refused(tmp_path, change, message):
+    document = json.loads(result_text(run()))
+    change(document, document["servecast"]["records"])
+    with pytest.raises(BadInput, match=message):
         reading(tmp_path, document)

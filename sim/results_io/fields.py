@@ -68,6 +68,18 @@ def numbers(source: Object, key: str, where: str) -> list[float]:
     return values
 
 
+def check_lists(source: Object, keys: Sequence[str], where: str) -> None:
+    """Refuse what is there under one of the keys, and no list.
+
+    Raises:
+        BadInput: naming the field.
+    """
+    for key in keys:
+        value = source.get(key)
+        if value is not None and not isinstance(value, list):
+            raise BadInput(f"{where} {key}", None, f"must be a list, is {type(value).__name__}")
+
+
 def section(source: Object, key: str, where: str) -> dict[str, Any]:
     """An object under `key`; empty if it is absent or null.
 

@@ -9,8 +9,17 @@ import numpy as np
 from sim.errors import BadInput
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords, ServerSeries, Verdict
-from sim.results_io.fields import check_figures, required, section
-from sim.results_io.writing import FLOAT_COLUMNS, FORMAT, INT_COLUMNS, LATENCY_KEY, PEAK_KEYS, TOTAL_KEYS
+from sim.results_io.consistency import check_records
+from sim.results_io.fields import check_figures, check_lists, required, section
+from sim.results_io.writing import (
+    FLOAT_COLUMNS,
+    FORMAT,
+    INT_COLUMNS,
+    LATENCY_KEY,
+    LIST_KEYS,
+    PEAK_KEYS,
+    TOTAL_KEYS,
+)
 
 
 def read_own(document: dict[str, Any], where: str) -> BenchResult:
@@ -33,13 +42,19 @@ def read_own(document: dict[str, Any], where: str) -> BenchResult:
         check_figures(section(ours, "server", where), f"{where}.server")
         columns = ours.get("records")
         series = ours.get("series")
+        check_lists(document, LIST_KEYS, where)
+        tool = str(ours["tool"])
+        duration = float(required(ours, "duration", where))
+        records = None if columns is None else _records(columns, document["itls"])
+        if records is not None:
+            check_records(records, figures, duration, where)
         return BenchResult(
             origin=cast(Literal["predicted", "measured"], ours["origin"]),
-            tool=str(ours["tool"]),
+            tool=tool,
             identity=section(ours, "identity", where),
-            duration=float(required(ours, "duration", where)),
+            duration=duration,
             aggregates=figures,
-            records=None if columns is None else _records(columns, document["itls"]),
+            records=records,
             series=None if series is None else ServerSeries(**{k: _floats(v, k) for k, v in series.items()}),
             server=section(ours, "server", where),
             verdict=_verdict(ours["verdict"]),

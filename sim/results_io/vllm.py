@@ -12,7 +12,8 @@ from sim.errors import BadInput
 from sim.metrics import Figures, success_verdict, summarise
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords
-from sim.results_io.fields import check_figures, count, number, numbers, required
+from sim.results_io.consistency import VLLM_NAMES, check_records
+from sim.results_io.fields import check_figures, check_lists, count, number, numbers, required
 from sim.results_io.writing import (
     HEAD_KEYS,
     LATENCY_KEY,
@@ -46,6 +47,7 @@ def read_vllm(document: dict[str, Any], where: str) -> BenchResult:
     records = _records(document, where)
     if records is not None:
         _check_seconds(document, records, reported, where)
+        check_records(records, reported, float(reported["duration"] or 0.0), where, VLLM_NAMES)
     check_figures(reported, where)
     figures, notes = reported, list[Note]()
     if records is not None:
@@ -88,9 +90,13 @@ def _reported(document: dict[str, Any], where: str) -> Figures:
 
 def _records(document: dict[str, Any], where: str) -> RequestRecords | None:
     """Per-request rows of a detailed file; None if it is an aggregate one."""
-    if not all(isinstance(document.get(key), list) for key in ("ttfts", "itls", "start_times")):
+    check_lists(document, LIST_KEYS, where)
+    if not all(document.get(key) is not None for key in ("ttfts", "itls", "start_times")):
         return None
     starts = np.array(numbers(document, "start_times", where))
+    if len(starts) and starts.min() < 0:  # readings of a clock that starts with the host
+        place = int(np.argmax(starts < 0))
+        raise BadInput(f"{where} start_times[{place}]", float(starts[place]), "must not be negative")
     ttfts = np.array(numbers(document, "ttfts", where))
     n = len(starts)
     inputs, outputs = (_wholes(document, key, where) for key in ("input_lens", "output_lens"))
