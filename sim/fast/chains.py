@@ -9,8 +9,8 @@ row of rows.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from sim.fast.jit import kernel
 from sim.fast.state import OWN, OWN_K
 
 ROOT = -1
@@ -24,13 +24,13 @@ TOPMOST = OWN
 CLOCK, EVICTABLE, MADE, SPARE, LEAVES, PAGE = range(OWN_K, OWN_K + 6)
 
 
-@njit(cache=True)
+@kernel
 def match(rows, ints, nodes, leaves, request, limit):
     """Longest stored prefix of the first `limit` tokens: (tokens, node at its end). Marks it as just used."""
     return _walk(rows, ints, nodes, leaves, request, limit // ints[PAGE] * ints[PAGE])
 
 
-@njit(cache=True)
+@kernel
 def insert(rows, ints, nodes, leaves, request, length):
     """Store the first `length` tokens: (how many were stored already, node at the end)."""
     length = length // ints[PAGE] * ints[PAGE]
@@ -46,7 +46,7 @@ def insert(rows, ints, nodes, leaves, request, length):
     return matched, node
 
 
-@njit(cache=True)
+@kernel
 def lock(ints, nodes, node):
     """Keep a node and everything above it."""
     while node != ROOT:
@@ -56,7 +56,7 @@ def lock(ints, nodes, node):
         node = nodes[node, PARENT]
 
 
-@njit(cache=True)
+@kernel
 def unlock(ints, nodes, leaves, node):
     """Undo one `lock`."""
     while node != ROOT:
@@ -67,7 +67,7 @@ def unlock(ints, nodes, leaves, node):
         node = nodes[node, PARENT]
 
 
-@njit(cache=True)
+@kernel
 def evict(rows, ints, nodes, leaves, tokens):
     """Remove unused leaves, least recently used first, until that many tokens are gone.
 
@@ -93,13 +93,13 @@ def evict(rows, ints, nodes, leaves, tokens):
     return gone
 
 
-@njit(cache=True)
+@kernel
 def is_full(ints, nodes, more):
     """Whether that many further nodes might not fit."""
     return ints[MADE] - ints[SPARE] + more > len(nodes)
 
 
-@njit(cache=True)
+@kernel
 def larger(nodes, leaves):
     """The same nodes with room for twice as many."""
     more_nodes, more_leaves = np.zeros((2 * len(nodes), 7), np.int64), np.zeros((2 * len(nodes), 3), np.int64)
@@ -107,7 +107,7 @@ def larger(nodes, leaves):
     return more_nodes, more_leaves
 
 
-@njit(cache=True)
+@kernel
 def _hang(rows, nodes, request, parent, child):
     """Put a node (or nothing, ROOT) below another one of the same chain."""
     if parent == ROOT:
@@ -116,7 +116,7 @@ def _hang(rows, nodes, request, parent, child):
         nodes[parent, CHILD] = child
 
 
-@njit(cache=True)
+@kernel
 def _walk(rows, ints, nodes, leaves, request, length):
     ints[CLOCK] += 1
     matched, last, node = 0, ROOT, rows[request, TOPMOST]
@@ -131,7 +131,7 @@ def _walk(rows, ints, nodes, leaves, request, length):
     return matched, last
 
 
-@njit(cache=True)
+@kernel
 def _split(rows, ints, nodes, leaves, node, length):
     """Cut a node after `length` tokens; the remainder counts as just used. Returns the upper part."""
     parent, request = nodes[node, PARENT], nodes[node, OWNER]
@@ -145,7 +145,7 @@ def _split(rows, ints, nodes, leaves, node, length):
     return upper
 
 
-@njit(cache=True)
+@kernel
 def _new_node(ints, nodes, leaves, owner, length, parent):
     if ints[SPARE]:
         ints[SPARE] -= 1
@@ -158,7 +158,7 @@ def _new_node(ints, nodes, leaves, owner, length, parent):
     return node
 
 
-@njit(cache=True)
+@kernel
 def _queue_if_evictable(ints, nodes, leaves, node):
     if nodes[node, LOCKS] or nodes[node, CHILD] != ROOT or nodes[node, QUEUED]:
         return
@@ -174,7 +174,7 @@ def _queue_if_evictable(ints, nodes, leaves, node):
     leaves[at, LEAF_TIME], leaves[at, LEAF] = time, node
 
 
-@njit(cache=True)
+@kernel
 def _pop_leaf(ints, leaves):
     first_time, first = leaves[0, LEAF_TIME], leaves[0, LEAF]
     last = ints[LEAVES] - 1

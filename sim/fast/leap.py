@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-from numba import njit
-
+from sim.fast.jit import kernel
 from sim.fast.replica import launch, next_send
 from sim.fast.state import (
     AFTER,
@@ -40,7 +39,7 @@ from sim.fast.state import (
 from sim.fast.tape import EMISSIONS
 
 
-@njit(cache=True)
+@kernel
 def next_event(times, ints):
     """The next send of the client, or arrival at the engine, that is known of."""
     when = next_send(times, ints)
@@ -48,7 +47,7 @@ def next_event(times, ints):
     return min(event, times[ints[INSIDE], AT_ENGINE]) if ints[INSIDE] < ints[SENT] else event
 
 
-@njit(cache=True)
+@kernel
 def outputs_to_come(rows, ints, batches, running, count, emission, overlaps):
     """How many results end none of the running requests; 0 also if they are not one unchanging group.
 
@@ -71,7 +70,7 @@ def outputs_to_come(rows, ints, batches, running, count, emission, overlaps):
     return most
 
 
-@njit(cache=True)
+@kernel
 def begin(ints, count, context):
     """Describe a batch of decodes."""
     ints[PREFILL_TOKENS : SAMPLED + 1] = 0
@@ -79,7 +78,7 @@ def begin(ints, count, context):
     ints[CONTEXT] = context
 
 
-@njit(cache=True)
+@kernel
 def decode_step(
     model, counted, ints, floats, batches, ends, decode_kind, running, waiting, overlaps, warm,
     counts, base, sizes,
@@ -100,7 +99,7 @@ def decode_step(
     ints[CONTEXT] += count
 
 
-@njit(cache=True)
+@kernel
 def finish(rows, times, ints, floats, running, count, emission, steps):
     """Write down what so many steps, the last of which is that emission, did to each request."""
     time = floats[NOW] + floats[DELAY]

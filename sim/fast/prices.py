@@ -11,10 +11,10 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from sim.engines.base import StepKind, StepShape
+from sim.fast.jit import borrowed, kernel
 from sim.steptime.base import StepTimeModel
 from sim.steptime.roofline import RANGE_SLACK, RooflineModel
 from sim.steptime.throttle import Throttle
@@ -142,7 +142,21 @@ class Beyond(NamedTuple):
         return found
 
 
-@njit(cache=True)
+@kernel
+def lent(model, counted):
+    """The arrays of both, borrowed."""
+    return (
+        FlatModel(
+            borrowed(model.values),
+            borrowed(model.decode_sizes),
+            borrowed(model.other_sizes),
+            borrowed(model.valid),
+        ),
+        Beyond(borrowed(counted.counts), borrowed(counted.example)),
+    )
+
+
+@kernel
 def note_range(valid, beyond, prefill_tokens, prompts, decodes, context):
     """`ValidRange.beyond`: count a step that lies outside."""
     which, limit, value = -1, 0.0, 0
@@ -164,7 +178,7 @@ def note_range(valid, beyond, prefill_tokens, prompts, decodes, context):
     example[0], example[1], example[2], example[3] = prefill_tokens, prompts, decodes, context
 
 
-@njit(cache=True)
+@kernel
 def _bucket(sizes, tokens, most):
     at = np.searchsorted(sizes, tokens)
     if at == len(sizes) or sizes[at] > most * tokens:
@@ -172,7 +186,7 @@ def _bucket(sizes, tokens, most):
     return sizes[at]
 
 
-@njit(cache=True)
+@kernel
 def price(
     values, decode_sizes, other_sizes, decode_kind,
     prefill_tokens, prompts, decodes, pairs, prefill_context, context, sampled, start, warm,

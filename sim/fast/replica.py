@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from sim.fast.jit import kernel
 from sim.fast.prices import note_range, price
 from sim.fast.state import (
     AFTER,
@@ -63,7 +62,7 @@ MAX_IDLE_CALLS = 1000
 MAX_RECOMPUTE = 8
 
 
-@njit(cache=True)
+@kernel
 def next_send(times, ints):
     """When the next request goes out: once it is due and an answer has made room; -1: not known yet."""
     number, cap = ints[SENT], ints[CAP]
@@ -75,7 +74,7 @@ def next_send(times, ints):
     return when
 
 
-@njit(cache=True)
+@kernel
 def send_due(rows, times, ints, floats):
     """Send what is due by now; each request queues for the serial front end."""
     when = next_send(times, ints)
@@ -89,7 +88,7 @@ def send_due(rows, times, ints, floats):
         when = next_send(times, ints)
 
 
-@njit(cache=True)
+@kernel
 def sleep(times, ints, floats):
     """Go to the next send or arrival at the engine. Returns whether there is one."""
     if ints[INSIDE] < ints[SENT]:
@@ -105,7 +104,7 @@ def sleep(times, ints, floats):
     return True
 
 
-@njit(cache=True)
+@kernel
 def launch(model, counted, ints, floats, batches, ends, slot, decode_kind, running, waiting, warm):
     """`Replica._launch`: put a batch behind what the device still runs."""
     values, decode_sizes, other_sizes, valid = model
@@ -134,7 +133,7 @@ def launch(model, counted, ints, floats, batches, ends, slot, decode_kind, runni
     ints[IN_FLIGHT] += 1
 
 
-@njit(cache=True)
+@kernel
 def deliver(
     rows,
     times,

@@ -7,10 +7,11 @@ hold all of it to the originals.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from sim.engines.sglang.new_token_ratio import RETRACT_DECODE_STEPS
 from sim.fast.chains import EVICTABLE, PAGE, is_full, larger
+from sim.fast.jit import borrowed, kernel
+from sim.fast.prices import lent as lent_model
 from sim.fast.replica import MAX_IDLE_CALLS, deliver, launch, send_due, sleep
 from sim.fast.sglang_admission import new_prefill_batch
 from sim.fast.sglang_leap import leap
@@ -90,26 +91,27 @@ from sim.fast.state import (
     note_chunk,
     push,
 )
-from sim.fast.tape import is_short, longer, new_tape, sample
+from sim.fast.tape import is_short, lent, longer, new_tape, sample
 
 RETRACT_STEPS = RETRACT_DECODE_STEPS
 
 
-@njit(cache=True)
+@kernel
 def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
     """`Replica._loop`. ints[TROUBLE] tells whether it came to an end; returns the tape."""
     width, depth = batches.shape[1] - MEMBERS, 2 if ints[OVERLAPS] else 1
+    model, counted = lent_model(model, counted)
+    rows, times, ints, floats = borrowed(rows), borrowed(times), borrowed(ints), borrowed(floats)
+    batches, ends, warm = borrowed(batches), borrowed(ends), borrowed(warm)
     tape = new_tape(len(rows) + width + 1)
-    counts, base, sizes, gaps, runs, apart_row, apart_time, samples = tape
-    running, last, can_run = (
-        np.empty(2 * width, np.int64),
-        np.empty(width, np.int64),
-        np.empty(width, np.int64),
-    )
-    waiting = np.empty(len(rows) + 1, np.int64)
-    got, ended = np.empty(width, np.int64), np.empty(width, np.int64)
-    begun = np.empty(ints[PAGE], np.int64)
-    nodes, leaves = np.zeros((6 * width + 64, 7), np.int64), np.zeros((6 * width + 64, 3), np.int64)
+    counts, base, sizes, gaps, runs, apart_row, apart_time, samples = lent(tape)
+    room = np.empty(len(rows) + 1 + 6 * width + ints[PAGE], np.int64)
+    lists = borrowed(room)
+    running, last, can_run = lists[: 2 * width], lists[2 * width : 3 * width], lists[3 * width : 4 * width]
+    got, ended, lists = lists[4 * width : 5 * width], lists[5 * width : 6 * width], lists[6 * width :]
+    begun, waiting = lists[: ints[PAGE]], lists[ints[PAGE] :]
+    tree = np.zeros((6 * width + 64, 7), np.int64), np.zeros((6 * width + 64, 3), np.int64)
+    nodes, leaves = borrowed(tree[0]), borrowed(tree[1])
     while not ints[TROUBLE]:
         send_due(rows, times, ints, floats)
         if ints[ANSWERED] == len(rows) and floats[LATEST] < floats[NOW]:
@@ -121,7 +123,8 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
             ints[INSIDE] += 1
         nothing = False
         if is_full(ints, nodes, 3 * width + 8):
-            nodes, leaves = larger(nodes, leaves)
+            tree = larger(nodes, leaves)
+            nodes, leaves = borrowed(tree[0]), borrowed(tree[1])
         if leap(
             model, counted, rows, times, ints, floats, batches, ends, nodes, leaves, running, warm, counts,
             base, sizes, samples, begun,
@@ -166,9 +169,9 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
             floats[NOW] = max(floats[NOW], ends[slot, END])
             update(rows, ints, batches, nodes, leaves, slot, got, ended)
             floats[NOW] += ends[slot, AFTER]
-            if is_short(tape, width):
+            if is_short(counts, base, gaps, runs, apart_row, width):
                 tape = longer(tape, width)
-                counts, base, sizes, gaps, runs, apart_row, apart_time, samples = tape
+                counts, base, sizes, gaps, runs, apart_row, apart_time, samples = lent(tape)
             deliver(
                 rows,
                 times,
@@ -191,10 +194,11 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
             ints[TROUBLE] |= ints[IDLE_CALLS] > MAX_IDLE_CALLS
         if nothing and num_running(ints) + ints[WAITING + 1]:
             floats[NOW] += floats[IDLE_POLL]
+    room[0] = tree[0][0, 0] = tree[1][0, 0] = 0  # what was borrowed from them is used no more
     return tape
 
 
-@njit(cache=True)
+@kernel
 def num_running(ints):
     """Requests with a slot."""
     return ints[REQUEST_SLOTS] - ints[FREE_SLOTS]
@@ -203,7 +207,7 @@ def num_running(ints):
 # -- a scheduling call -------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@kernel
 def schedule(rows, times, ints, floats, batches, nodes, leaves, slot, running, last, can_run, waiting):
     """Decide the next batch."""
     ints[PREFILL_TOKENS : SAMPLED + 1] = 0
@@ -232,7 +236,7 @@ def schedule(rows, times, ints, floats, batches, nodes, leaves, slot, running, l
             ints[IDLE] = ints[RATIO_RESETS] = ints[CHUNKED] == NOBODY
 
 
-@njit(cache=True)
+@kernel
 def _drop_finished(rows, ints, running):
     """Returns whether anything left."""
     kept, before = 0, ints[RUNNING]
@@ -244,7 +248,7 @@ def _drop_finished(rows, ints, running):
     return kept < before
 
 
-@njit(cache=True)
+@kernel
 def _merge_last_prefill(rows, ints, nodes, leaves, running, last):
     chunked = ints[CHUNKED]
     if chunked != NOBODY and rows[chunked, STOPS_AT] > rows[chunked, PREFIX]:
@@ -270,7 +274,7 @@ def _merge_last_prefill(rows, ints, nodes, leaves, running, last):
             ints[IS_FULL] = 0
 
 
-@njit(cache=True)
+@kernel
 def _launch_prefill(rows, ints, batches, nodes, leaves, slot, last, can_run):
     for i in range(ints[CAN_RUN]):
         r = can_run[i]
@@ -299,7 +303,7 @@ def _launch_prefill(rows, ints, batches, nodes, leaves, slot, last, can_run):
     ints[LAST] = ints[CAN_RUN]
 
 
-@njit(cache=True)
+@kernel
 def _update_running(rows, ints, floats, nodes, leaves, running, waiting):
     shrank = ints[SOME_FINISHED] and _drop_finished(rows, ints, running)
     if not ints[RUNNING]:
@@ -314,7 +318,7 @@ def _update_running(rows, ints, floats, nodes, leaves, running, waiting):
         ints[IS_FULL] = 0
 
 
-@njit(cache=True)
+@kernel
 def _retract(rows, ints, floats, nodes, leaves, running, waiting):
     """`retract_decode`: the fewest outputs go first, among equals the longest prompt."""
     count = ints[RUNNING]
@@ -344,7 +348,7 @@ def _retract(rows, ints, floats, nodes, leaves, running, waiting):
     floats[RATIO] = min(1.0, (outputs + RETRACT_STEPS * count) / (limits + 1))
 
 
-@njit(cache=True)
+@kernel
 def _launch_decode(rows, ints, batches, nodes, leaves, slot, running):
     make_room(rows, ints, nodes, leaves, ints[PAGE] * ints[RUNNING])
     taken = new_pages(rows, ints, running, ints[RUNNING])
@@ -364,7 +368,7 @@ def _launch_decode(rows, ints, batches, nodes, leaves, slot, running):
 # -- a result ----------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@kernel
 def update(rows, ints, batches, nodes, leaves, slot, got, ended):
     """Process a result: who got a token goes into `got`, who ends into `ended`."""
     num_got = num_ended = 0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from sim.engines.sglang.prefill_adder import CLIP_MAX_NEW_TOKENS
 from sim.fast.chains import EVICTABLE, PAGE, lock, match, unlock
+from sim.fast.jit import kernel
 from sim.fast.sglang_pool import whole_pages
 from sim.fast.sglang_state import (
     AVAILABLE,
@@ -40,12 +39,12 @@ CLIP = CLIP_MAX_NEW_TOKENS
 CONTINUE, NO_TOKEN, OTHER = range(3)
 
 
-@njit(cache=True)
+@kernel
 def _rem_total(ints, floats):
     return ints[AVAILABLE] + ints[EVICTABLE] - floats[TOTAL_OFFSET]
 
 
-@njit(cache=True)
+@kernel
 def _begin_admission(rows, ints, floats, running):
     ints[CAN_RUN], ints[NEW_CHUNKED], ints[CURRENT_OFFSET] = 0, NOBODY, 0
     ints[REM_INPUT], ints[REM_CHUNK] = ints[MAX_PREFILL], ints[CHUNK]
@@ -56,7 +55,7 @@ def _begin_admission(rows, ints, floats, running):
     floats[TOTAL_OFFSET] = reserve
 
 
-@njit(cache=True)
+@kernel
 def _admit(rows, ints, floats, can_run, r, tokens, truncated):
     rows[r, START] = rows[r, PREFIX]
     rows[r, STOPS_AT] = rows[r, START] + tokens
@@ -71,7 +70,7 @@ def _admit(rows, ints, floats, can_run, r, tokens, truncated):
         ints[REM_CHUNK] -= paged
 
 
-@njit(cache=True)
+@kernel
 def _add_chunked(rows, ints, floats, can_run, r):
     """Returns whether a part of the prompt remains."""
     limit = min(ints[REM_CHUNK], int(_rem_total(ints, floats)))
@@ -82,7 +81,7 @@ def _add_chunked(rows, ints, floats, can_run, r):
     return remaining > limit
 
 
-@njit(cache=True)
+@kernel
 def _add(rows, ints, floats, nodes, leaves, can_run, r):
     if ints[MAX_REQUESTS] != NOBODY and ints[CAN_RUN] >= ints[MAX_REQUESTS]:
         return OTHER
@@ -94,7 +93,7 @@ def _add(rows, ints, floats, nodes, leaves, can_run, r):
     return verdict
 
 
-@njit(cache=True)
+@kernel
 def _add_normal(rows, ints, floats, can_run, r):
     extend = rows[r, PROMPT] + rows[r, OUTPUTS] - rows[r, PREFIX]
     left = min(max(rows[r, MOST] - rows[r, OUTPUTS], 0), CLIP)
@@ -115,7 +114,7 @@ def _add_normal(rows, ints, floats, can_run, r):
     return _verdict(ints, floats)
 
 
-@njit(cache=True)
+@kernel
 def _verdict(ints, floats):
     if _rem_total(ints, floats) <= 0 or ints[AVAILABLE] + ints[EVICTABLE] - ints[CURRENT_OFFSET] <= 0:
         return NO_TOKEN
@@ -124,7 +123,7 @@ def _verdict(ints, floats):
     return CONTINUE
 
 
-@njit(cache=True)
+@kernel
 def new_prefill_batch(rows, times, ints, floats, nodes, leaves, running, can_run, waiting):
     """Admit what slots and budgets allow. Returns whether there is a batch."""
     if (ints[IS_FULL] or not ints[WAITING + 1]) and ints[CHUNKED] == NOBODY:

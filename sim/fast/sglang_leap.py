@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from sim.fast.chains import EVICTABLE, PAGE
+from sim.fast.jit import kernel
 from sim.fast.leap import begin, decode_step, finish, next_event, outputs_to_come
 from sim.fast.sglang_pool import make_room
 from sim.fast.sglang_state import (
@@ -32,7 +31,7 @@ from sim.fast.state import FIRST, IN_FLIGHT, MAX_STEPS, MAX_USED, NOW, PREFILL, 
 from sim.fast.tape import EMISSIONS, sample
 
 
-@njit(cache=True)
+@kernel
 def leap(
     model, counted, rows, times, ints, floats, batches, ends, nodes, leaves, running, warm, counts, base,
     sizes, samples, begun,

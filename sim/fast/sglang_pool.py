@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from sim.fast.chains import PAGE, ROOT, evict, insert, lock, unlock
+from sim.fast.jit import kernel
 from sim.fast.sglang_state import AVAILABLE, CAN_RUN, KV, NODE, OWNED, PREFIX, START, STOPS_AT
 from sim.fast.state import PROMPT, TROUBLE
 
 
-@njit(cache=True)
+@kernel
 def whole_pages(ints, tokens):
     """Tokens of the pages that so many tokens begin."""
     return (tokens + ints[PAGE] - 1) // ints[PAGE] * ints[PAGE]
 
 
-@njit(cache=True)
+@kernel
 def make_room(rows, ints, nodes, leaves, tokens):
     """Evict until that many tokens are available, or nothing can be evicted."""
     if tokens > ints[AVAILABLE]:
         ints[AVAILABLE] += evict(rows, ints, nodes, leaves, tokens - ints[AVAILABLE])
 
 
-@njit(cache=True)
+@kernel
 def allocate_extend(rows, ints, nodes, leaves, can_run):
     """Slots for the chunks of a prefill batch."""
     tokens = taken = 0
@@ -38,7 +37,7 @@ def allocate_extend(rows, ints, nodes, leaves, can_run):
         rows[can_run[i], KV] = rows[can_run[i], STOPS_AT]
 
 
-@njit(cache=True)
+@kernel
 def new_pages(rows, ints, running, count):
     """Tokens of the pages that the first `count` running requests begin with their next position."""
     if ints[PAGE] == 1:
@@ -49,7 +48,7 @@ def new_pages(rows, ints, running, count):
     return pages * ints[PAGE]
 
 
-@njit(cache=True)
+@kernel
 def decode_fits(rows, ints, nodes, leaves, running, count):
     """Whether the first `count` running requests have room for one more position each; evicts for it."""
     needed = new_pages(rows, ints, running, count)
@@ -57,7 +56,7 @@ def decode_fits(rows, ints, nodes, leaves, running, count):
     return needed <= ints[AVAILABLE]
 
 
-@njit(cache=True)
+@kernel
 def store_unfinished(rows, ints, nodes, leaves, r):
     """Put what a request has computed into the tree, and go on from there."""
     rows[r, PREFIX] = rows[r, STOPS_AT]
@@ -70,7 +69,7 @@ def store_unfinished(rows, ints, nodes, leaves, r):
     rows[r, OWNED] = size
 
 
-@njit(cache=True)
+@kernel
 def release(rows, ints, nodes, leaves, r, store):
     """Give a request's slots back, to the tree (`store`) or to the pool."""
     pages = whole_pages(ints, rows[r, KV])

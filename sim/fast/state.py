@@ -8,8 +8,9 @@ faster than many, or than objects.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from sim.fast.jit import kernel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -54,7 +55,7 @@ END, AFTER = range(2)
 SLOTS, BUDGET, KV = range(3)
 
 
-@njit(cache=True)
+@kernel
 def note_chunk(ints, batches, slot, request, start, tokens, samples):
     """Put a chunk into a batch and sum it up, as `StepPlan.shape` does."""
     if tokens == 1:
@@ -70,7 +71,7 @@ def note_chunk(ints, batches, slot, request, start, tokens, samples):
     ints[SAMPLED] += samples
 
 
-@njit(cache=True)
+@kernel
 def note_admission(rows, times, ints, now, request, hit):
     """What the recorder keeps of a request's first admission."""
     if rows[request, CACHED] < 0:
@@ -83,14 +84,14 @@ def note_admission(rows, times, ints, now, request, hit):
 # -- a queue of requests as a ring; its place in ints holds the front and the length -----------------------
 
 
-@njit(cache=True)
+@kernel
 def push(ring, ints, at, request):
     """Put one at the end."""
     ring[(ints[at] + ints[at + 1]) % len(ring)] = request
     ints[at + 1] += 1
 
 
-@njit(cache=True)
+@kernel
 def push_front(ring, ints, at, request):
     """Put one at the front."""
     ints[at] = (ints[at] - 1) % len(ring)
@@ -98,7 +99,7 @@ def push_front(ring, ints, at, request):
     ints[at + 1] += 1
 
 
-@njit(cache=True)
+@kernel
 def pop(ring, ints, at):
     """Take the next one."""
     request = ring[ints[at]]
@@ -107,7 +108,7 @@ def pop(ring, ints, at):
     return request
 
 
-@njit(cache=True)
+@kernel
 def remove(ring, ints, at, request):
     """Take one out wherever it stands; returns whether it was there."""
     size, begin = len(ring), ints[at]

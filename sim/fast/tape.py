@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from sim.fast.jit import borrowed, kernel
 
 EMISSIONS, GAPS, RUNS, APART, SAMPLES, OFFERED, STRIDE = range(7)
 SAMPLE_LIMIT = 4096
@@ -38,7 +39,7 @@ class Tape(NamedTuple):
     samples: NDArray[np.float64]
 
 
-@njit(cache=True)
+@kernel
 def new_tape(room):
     """An empty tape; `room` is the least for which no array has to grow at once."""
     counts = np.zeros(7, np.int64)
@@ -55,19 +56,33 @@ def new_tape(room):
     )
 
 
-@njit(cache=True)
-def is_short(tape, more):
-    """Whether any array has room for fewer than that many further entries."""
-    counts = tape.counts
-    return (
-        counts[EMISSIONS] + more > len(tape.base)
-        or counts[GAPS] + more > len(tape.gaps)
-        or counts[RUNS] + 2 * more > len(tape.runs)
-        or counts[APART] + more > len(tape.apart_row)
+@kernel
+def lent(tape):
+    """Its arrays, borrowed."""
+    return Tape(
+        borrowed(tape.counts),
+        borrowed(tape.base),
+        borrowed(tape.sizes),
+        borrowed(tape.gaps),
+        borrowed(tape.runs),
+        borrowed(tape.apart_row),
+        borrowed(tape.apart_time),
+        borrowed(tape.samples),
     )
 
 
-@njit(cache=True)
+@kernel
+def is_short(counts, base, gaps, runs, apart_row, more):
+    """Whether any array has room for fewer than that many further entries."""
+    return (
+        counts[EMISSIONS] + more > len(base)
+        or counts[GAPS] + more > len(gaps)
+        or counts[RUNS] + 2 * more > len(runs)
+        or counts[APART] + more > len(apart_row)
+    )
+
+
+@kernel
 def longer(tape, more):
     """The same tape with room for that many further entries of each sort."""
     counts = tape.counts
@@ -86,12 +101,12 @@ def longer(tape, more):
     return Tape(counts, base, sizes, gaps, runs, apart_row, apart_time, tape.samples)
 
 
-@njit(cache=True)
+@kernel
 def _room(now, needed):
     return now if needed <= now else max(needed, now + now // 2)
 
 
-@njit(cache=True)
+@kernel
 def add_run(counts, runs, row, first, last):
     """A request was served by these consecutive emissions."""
     at = counts[RUNS]
@@ -99,7 +114,7 @@ def add_run(counts, runs, row, first, last):
     counts[RUNS] = at + 1
 
 
-@njit(cache=True)
+@kernel
 def sample(counts, samples, time, running, waiting, usage):
     """A queue state, kept if it is its turn."""
     if counts[OFFERED] % counts[STRIDE] == 0:

@@ -6,8 +6,9 @@ Prompts share nothing, so the pool is `CountingBlockPool`. Tests hold all of it 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from sim.fast.jit import borrowed, kernel
+from sim.fast.prices import lent as lent_model
 from sim.fast.replica import MAX_IDLE_CALLS, deliver, launch, send_due, sleep
 from sim.fast.state import (
     AFTER,
@@ -53,7 +54,7 @@ from sim.fast.state import (
     push_front,
     remove,
 )
-from sim.fast.tape import is_short, longer, new_tape, sample
+from sim.fast.tape import is_short, lent, longer, new_tape, sample
 from sim.fast.vllm_leap import leap
 from sim.fast.vllm_pool import allocate, free, num_waiting, register
 from sim.fast.vllm_state import (
@@ -86,18 +87,23 @@ from sim.fast.vllm_state import (
 )
 
 
-@njit(cache=True)
+@kernel
 def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
     """`Replica._loop`. ints[TROUBLE] tells whether it came to an end; returns the tape."""
     width, depth = batches.shape[1] - MEMBERS, 2 if ints[IS_ASYNC] else 1
+    model, counted = lent_model(model, counted)
+    rows, times, ints, floats = borrowed(rows), borrowed(times), borrowed(ints), borrowed(floats)
+    batches, ends, warm = borrowed(batches), borrowed(ends), borrowed(warm)
     tape = new_tape(len(rows) + width + 1)
-    counts, base, sizes, gaps, runs, apart_row, apart_time, samples = tape
-    running = np.empty(width, np.int64)
-    waiting, skipped = np.empty(len(rows) + 1, np.int64), np.empty(len(rows) + 1, np.int64)
+    counts, base, sizes, gaps, runs, apart_row, apart_time, samples = lent(tape)
+    queue = len(rows) + 1
+    room = np.empty(2 * queue + 3 * width + ints[BLOCK], np.int64)
+    lists = borrowed(room)
+    waiting, skipped, lists = lists[:queue], lists[queue : 2 * queue], lists[2 * queue :]
     if not ints[SEPARATE]:
         skipped = waiting
-    got, ended = np.empty(width, np.int64), np.empty(width, np.int64)
-    begun = np.empty(ints[BLOCK], np.int64)
+    running, got, ended = lists[:width], lists[width : 2 * width], lists[2 * width : 3 * width]
+    begun = lists[3 * width :]
     while not ints[TROUBLE]:
         send_due(rows, times, ints, floats)
         if ints[ANSWERED] == len(rows) and floats[LATEST] < floats[NOW]:
@@ -150,9 +156,9 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
             floats[NOW] = max(floats[NOW], ends[slot, END])
             update(rows, ints, batches, slot, running, waiting, skipped, got, ended)
             floats[NOW] += ends[slot, AFTER]
-            if is_short(tape, width):
+            if is_short(counts, base, gaps, runs, apart_row, width):
                 tape = longer(tape, width)
-                counts, base, sizes, gaps, runs, apart_row, apart_time, samples = tape
+                counts, base, sizes, gaps, runs, apart_row, apart_time, samples = lent(tape)
             deliver(
                 rows,
                 times,
@@ -175,13 +181,14 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
             ints[TROUBLE] |= ints[IDLE_CALLS] > MAX_IDLE_CALLS
         if nothing and (ints[RUNNING] or num_waiting(ints)):
             floats[NOW] += floats[IDLE_POLL]
+    room[0] = 0  # what was borrowed from it is used no more
     return tape
 
 
 # -- a scheduling call -------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@kernel
 def schedule(rows, times, ints, floats, batches, slot, running, waiting, skipped):
     """Decide the next batch."""
     ints[PREFILL_TOKENS : SAMPLED + 1] = 0
@@ -199,7 +206,7 @@ def schedule(rows, times, ints, floats, batches, slot, running, waiting, skipped
     ints[PREEMPTIONS] += preempted
 
 
-@njit(cache=True)
+@kernel
 def _threshold(ints):
     requests = ints[RUNNING] + num_waiting(ints)
     if not ints[LONG_PREFILL] or (not ints[SEPARATE] and requests <= 1):
@@ -209,7 +216,7 @@ def _threshold(ints):
     return ints[LONG_PREFILL]
 
 
-@njit(cache=True)
+@kernel
 def _run(rows, ints, batches, slot, r, known, new):
     start = rows[r, COMPUTED]
     end = rows[r, COMPUTED] = start + new
@@ -220,7 +227,7 @@ def _run(rows, ints, batches, slot, r, known, new):
     note_chunk(ints, batches, slot, r, start, new, samples)
 
 
-@njit(cache=True)
+@kernel
 def _schedule_running(rows, ints, batches, slot, running, waiting, threshold):
     last_position, block, caches, is_async = (
         ints[MAX_MODEL_LEN] - 1,
@@ -274,7 +281,7 @@ def _schedule_running(rows, ints, batches, slot, running, waiting, threshold):
     return budget, preempted
 
 
-@njit(cache=True)
+@kernel
 def _note_decodes(ints, batches, slot, count, context):
     batches[slot, SIZE] += count
     ints[DECODES] += count
@@ -282,7 +289,7 @@ def _note_decodes(ints, batches, slot, count, context):
     ints[CONTEXT] += context
 
 
-@njit(cache=True)
+@kernel
 def _preempt(rows, ints, batches, running, waiting):
     ints[RUNNING] -= 1
     victim = running[ints[RUNNING]]
@@ -298,7 +305,7 @@ def _preempt(rows, ints, batches, running, waiting):
     return victim
 
 
-@njit(cache=True)
+@kernel
 def _schedule_waiting(rows, times, ints, floats, batches, slot, running, waiting, skipped, threshold, budget):
     aside = [0 for _ in range(0)]
     before = ints[RUNNING]
@@ -344,7 +351,7 @@ def _schedule_waiting(rows, times, ints, floats, batches, slot, running, waiting
 # -- a result ----------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@kernel
 def update(rows, ints, batches, slot, running, waiting, skipped, got, ended):
     """Process a result: who got a token goes into `got`, who ends into `ended`."""
     num_got = num_ended = 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from sim.fast.jit import kernel
 from sim.fast.leap import begin, decode_step, finish, next_event, outputs_to_come
 from sim.fast.state import MAX_STEPS, MAX_USED, NOW, OUTPUTS, PROMPT, STEPS
 from sim.fast.tape import EMISSIONS, sample
@@ -26,7 +25,7 @@ from sim.fast.vllm_state import (
 )
 
 
-@njit(cache=True)
+@kernel
 def leap(
     model, counted, rows, times, ints, floats, batches, ends, running, warm, counts, base, sizes, samples,
     begun,

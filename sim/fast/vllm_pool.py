@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from sim.fast.jit import kernel
 from sim.fast.vllm_state import (
     BEFORE,
     BEHIND,
@@ -22,7 +21,7 @@ from sim.fast.vllm_state import (
 )
 
 
-@njit(cache=True)
+@kernel
 def _unlink(rows, ints, r):
     ahead, behind = rows[r, BEFORE], rows[r, BEHIND]
     if ahead >= 0:
@@ -35,7 +34,7 @@ def _unlink(rows, ints, r):
         ints[TAIL] = ahead
 
 
-@njit(cache=True)
+@kernel
 def take_blocks(rows, ints, count):
     """Take free blocks: those without a hash, then the least recently freed ones. FREE is the caller's."""
     unhashed = min(count, ints[UNHASHED])
@@ -51,7 +50,7 @@ def take_blocks(rows, ints, count):
         _unlink(rows, ints, oldest)
 
 
-@njit(cache=True)
+@kernel
 def allocate(rows, ints, r, new, hit):
     """Give a request `new` blocks, behind `hit` ones that it left and finds again."""
     if hit:
@@ -63,7 +62,7 @@ def allocate(rows, ints, r, new, hit):
     rows[r, HELD] += new
 
 
-@njit(cache=True)
+@kernel
 def free(rows, ints, r):
     """Take all its blocks away; the hashed ones can be found again."""
     ints[UNHASHED] += rows[r, HELD] - rows[r, HASHED]
@@ -79,14 +78,14 @@ def free(rows, ints, r):
     rows[r, HELD] = rows[r, HASHED] = 0
 
 
-@njit(cache=True)
+@kernel
 def register(rows, ints, r, tokens):
     """Its first `tokens` tokens are computed: full blocks get their hash."""
     if ints[CACHES] and (rows[r, HASHED] + 1) * ints[BLOCK] <= tokens:
         rows[r, HASHED] = tokens // ints[BLOCK]
 
 
-@njit(cache=True)
+@kernel
 def num_waiting(ints):
     """Requests in both queues."""
     return ints[WAITING + 1] + ints[SKIPPED + 1] if ints[SEPARATE] else ints[WAITING + 1]
