@@ -159,7 +159,9 @@ def test_prompts_of_an_earlier_run_shorten_those_that_begin_alike(monkeypatch: p
     warm = minimax.warm_tokens(1024, 512)
     assert set(warm.tolist()) >= {528, 16}
     assert (np.diff(warm) <= 0).all()
-    load = minimax.shortened((1024, 512, 4), warm)
+    load = minimax.shortened((1024, 512, 16), warm)
     assert [r.prompt_len for r in load] == (1024 + minimax.TEMPLATE_TOKENS - warm).tolist()
     assert {r.max_tokens for r in load} == {512}
+    # Four in flight need fewer of them.
+    assert minimax.shortened((1024, 512, 4), warm)[1] == load[4]
     assert not minimax.warm_tokens(33, 16).any()
