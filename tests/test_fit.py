@@ -1,10 +1,22 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from calibration.evidence import StepRun
+from calibration.evidence import ClientRun, StepRun
 from calibration.fit import default_free, first_part, fit
 from calibration.parameters import default_prior, space_of
-from calibration.search import Objective, cma, minimise, targets
+from calibration.result import unexplained
+from calibration.search import (
+    FIGURES_FLOOR,
+    WAVES,
+    Objective,
+    cma,
+    minimise,
+    search,
+    simulated_figures,
+    targets,
+)
 from calibration.validate.truth import (
     CLIENT_COEFFICIENTS,
     STEP_COEFFICIENTS,
@@ -15,7 +27,9 @@ from calibration.validate.truth import (
     scenario,
     truth_near,
 )
+from sim.build import build_scenario
 from sim.errors import BadInput
+from sim.simulate import roofline
 from sim.steptime.efficiencies import BOUNDS
 
 
@@ -127,6 +141,32 @@ def test_figures_alone_are_fitted_by_search():
     got = space.unpack(found)
     assert got.gemm_flops == pytest.approx(truth.gemm_flops, rel=0.06)
     assert set(targets(bare)) == {"mean_ttft_ms", "mean_tpot_ms"}
+
+
+def test_a_fit_to_figures_says_what_steps_it_has_seen():
+    subject = build_scenario(
+        serve="vllm serve Qwen/Qwen2.5-7B-Instruct --max-num-seqs 64",
+        bench="vllm bench serve --random-input-len 100 --random-output-len 20 --num-prompts 16 "
+        "--max-concurrency 4",
+        gpu="L40S",
+        engine_version="0.28.0",
+        kv_cache_tokens=200_000,
+    )
+    truth = replace(roofline(subject), efficiencies=replace(prior().efficiencies, weight_bandwidth=0.7))
+    figures = simulated_figures(ClientRun("r.json", subject, {}), truth)
+    found = search([ClientRun("r.json", subject, figures)], space_of(prior(), ("weight_bandwidth",)))
+    assert found.value("weight_bandwidth") == pytest.approx(0.7, rel=0.02)
+    assert (found.valid.decode_seqs, found.valid.prefill_tokens, found.valid.context) == (4, 100, 120)
+    # Four requests in flight come in waves, and few figures hide what the formula lacks.
+    assert found.first_token == WAVES
+    assert found.structure == FIGURES_FLOOR
+
+
+def test_what_a_fit_leaves_unexplained_counts_its_coefficients():
+    assert unexplained([], 3) == 0.0
+    assert unexplained([0.02, -0.02], 0) == pytest.approx(0.02)
+    assert unexplained([0.02, -0.02, 0.02, -0.02], 1) == pytest.approx(0.02 * (4 / 3) ** 0.5)
+    assert unexplained([0.02, -0.02], 9) == pytest.approx(0.02 * 2**0.5)
 
 
 def test_cma_finds_the_minimum_of_a_jagged_bowl():
