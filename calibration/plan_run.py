@@ -18,6 +18,7 @@ from calibration.session import Calibration, calibrate, measure
 from sim.comparison.text import format_comparison
 from sim.profile import Profile, ProfileFile, write_profile
 from sim.scenario import Scenario
+from sim.steptime.efficiencies import BOUNDS
 
 # What a profile gives as settled.
 SETTLED = ("fitted", "fixed")
@@ -106,11 +107,13 @@ def save(done: Calibration, path: Path, driver: str | None = None) -> ProfileFil
 
 def coefficients_text(fit: FitResult) -> str:
     """The free coefficients with intervals, and what the evidence did with each."""
-    lines = [f"{'coefficient':<22}{'value':>12}{'90 % interval':>26}  status"]
+    lines = [f"{'coefficient':<22}{'value':>12}{'90 % interval':>26}  {'unit':<16}  status"]
     for name in fit.space.names:
         low, high = fit.interval(name)
         bounds = f"{low:.4g} to {high:.4g}"
-        lines.append(f"{name:<22}{fit.value(name):>12.4g}{bounds:>26}  {fit.status[name]}")
+        lines.append(
+            f"{name:<22}{fit.value(name):>12.4g}{bounds:>26}  {BOUNDS[name].unit:<16}  {fit.status[name]}"
+        )
     lines.append(f"steps deviate by {fit.structure:.1%} beyond what the coefficients explain")
     return "\n".join(lines)
 

@@ -1,5 +1,6 @@
 """Replicas behind a router: one is like no router at all, several share, split ones hand over."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -215,3 +216,45 @@ def test_tenants_are_told_apart():
     text = render_clusters([("any", run_cluster([Member(scenario())], sessions, RoundRobin()))])
     assert "  chat" in text
     assert "  batch" in text
+
+
+def cluster_command(tmp_path, *more):
+    path = tmp_path / "s.yaml"
+    path.write_text(f"serve: {SERVE['vllm']}\nbench: {BENCH}\ngpu: L4\n")
+    return CliRunner().invoke(cli.servecast, ["cluster", str(path), *more])
+
+
+def test_beyond_capacity_the_verdict_stands_beside_the_percentiles(tmp_path):
+    flood = ("--set", "request-rate=400", "--set", "num-prompts=600", "--replicas", "2", "--json", "-")
+    told = json.loads(cluster_command(tmp_path, *flood).output)["least-requests"]["regime"]
+    assert told["state"] == "saturated"
+    text = cluster_command(tmp_path, *flood[:-2]).output
+    assert f"about {told['sustainable_rate']:.3g} sustained" in text
+    assert "saturated" not in cluster_command(tmp_path, "--replicas", "2").output
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--replicas", "1000000"),
+        ("--prefill", "1000000", "--decode", "1"),
+        ("--traffic-rate", "1e308", "--traffic", "t.yaml"),
+    ],
+)
+def test_more_than_can_be_simulated_is_refused(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    shape = "{turns: 2, output: 8}"
+    (tmp_path / "t.yaml").write_text(f"rate: 1\ntenants:\n- name: a\n  share: 1\n  sessions: {shape}\n")
+    refused = cluster_command(tmp_path, *given).exception
+    assert isinstance(refused, BadInput)
+    assert refused.field == given[0]
+    assert "at most" in refused.hint
+
+
+def test_a_traffic_file_without_content_says_what_it_needs(tmp_path):
+    traffic = tmp_path / "t.yaml"
+    for text, word in (("{}", "rate:"), ("[]", "rate:"), ("rate: 1\ntenants: []", "at least one")):
+        traffic.write_text(text)
+        refused = cluster_command(tmp_path, "--traffic", str(traffic)).exception
+        assert isinstance(refused, BadInput)
+        assert word in refused.hint

@@ -276,12 +276,15 @@ def test_json_rows_carry_every_outcome():
 
 def test_command_draws_and_writes(tmp_path):
     picture, points = tmp_path / "w.svg", tmp_path / "w.json"
-    args = ["--serve", SERVE, "--bench", BENCH, "--gpu", "L4", "--vary", "max-num-seqs=4,32", "--seeds", "2"]
+    # One slot is too little by so much that two seeds are enough to say so.
+    args = ["--serve", SERVE, "--bench", BENCH, "--gpu", "L4", "--vary", "max-num-seqs=1,32", "--seeds", "2"]
     done = CliRunner().invoke(
         cli.servecast, ["whatif", *args, "--explain", "--plot", str(picture), "--json", str(points)]
     )
     assert done.exit_code == 0, done.output
     assert "mean TTFT" in done.output
+    titles, units = done.output.splitlines()[1:3]
+    assert titles.index("TTFT mean") + len("TTFT mean") == units.index("ms") + 2
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
     assert len(json.loads(points.read_text(encoding="utf-8"))["points"]) == 2
 

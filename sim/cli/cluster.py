@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
-from sim.cli.plan import number
+from sim.cli.plan import MAX_RATE, number
 from sim.cli.whatif import whole
 from sim.errors import BadInput
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sim.planning.cluster import Member
     from sim.profile import Profile
     from sim.scenario import Scenario
+    from sim.workload.spec import WorkloadSpec
 
 
 @click.command()
@@ -68,7 +70,7 @@ def cluster(
     """
     from sim.cli.outputs import check_outputs
     from sim.planning.cluster import Link, run_cluster
-    from sim.planning.cluster_text import figures_of, render_clusters
+    from sim.planning.cluster_text import figures_of, render_clusters, verdict_of
     from sim.planning.hardware import parse_names
     from sim.planning.mix import read_traffic
     from sim.planning.router import make_router
@@ -90,15 +92,16 @@ def cluster(
         members = split_members(scenarios, whole("--prefill", prefill), whole("--decode", decode), known)
     else:
         members = equal_members(scenarios, replicas, known)
-    spec = scenarios[0].workload
-    cap = spec.max_concurrency
+    spec: WorkloadSpec | None = scenarios[0].workload
+    cap = scenarios[0].workload.max_concurrency
     if traffic is not None:
-        rate = None if traffic_rate is None else number("--traffic-rate", traffic_rate)
+        rate = None if traffic_rate is None else number("--traffic-rate", traffic_rate, MAX_RATE)
         sessions, cap = read_traffic(traffic).generate(scenarios[0].seed, rate), None
+        spec = None
     elif traffic_rate is not None:
         raise BadInput("--traffic-rate", traffic_rate, "goes with --traffic; else use --set request-rate=…")
     else:
-        sessions = singles(generate(spec))
+        sessions = singles(generate(scenarios[0].workload))
     wire = Link(number("--link", link) * 1e9, number("--link-latency", link_latency) / 1e3)
     outcomes = [
         (
@@ -115,9 +118,12 @@ def cluster(
         for name in names
     ]
     if json_to != "-":
-        click.echo(render_clusters(outcomes))
+        click.echo(render_clusters(outcomes, spec))
     if json_to is not None:
-        content = {name: figures_of(o.records, o.duration) for name, o in outcomes}
+        content = {
+            name: {**figures_of(o.records, o.duration), "regime": asdict(verdict_of(o, spec))}
+            for name, o in outcomes
+        }
         text = json.dumps(content, indent=1) + "\n"
         if json_to == "-":
             click.echo(text, nl=False)
@@ -135,6 +141,7 @@ def equal_members(scenarios: list[Scenario], replicas: str, profile: Profile | N
         counts *= len(scenarios)
     if len(counts) != len(scenarios):
         raise BadInput("--replicas", replicas, f"must be one number, or one for each of {len(scenarios)}")
+    check_replicas("--replicas", replicas, sum(counts))
     members = []
     for scenario, count in zip(scenarios, counts, strict=True):
         model = None if profile is None else profile.step_time(scenario)[0]
@@ -148,8 +155,21 @@ def split_members(
     """Prefill replicas of the first scenario, decode replicas of the last."""
     from sim.planning.cluster import Member
 
+    check_replicas("--prefill", prefill, prefill + decode)
     members = []
     for scenario, role, count in ((scenarios[0], "prefill", prefill), (scenarios[-1], "decode", decode)):
         model = None if profile is None else profile.step_time(scenario)[0]
         members += [Member(scenario, role, model)] * count
     return members
+
+
+def check_replicas(flag: str, given: str | int, total: int) -> None:
+    """Refuse more replicas than can be simulated together.
+
+    Raises:
+        BadInput: there are more than `MAX_REPLICAS`.
+    """
+    from sim.planning.cluster import MAX_REPLICAS
+
+    if total > MAX_REPLICAS:
+        raise BadInput(flag, given, f"are {total:,} replicas; at most {MAX_REPLICAS:,} can be simulated")

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from sim.planning.plan import Plan
 
 
+MAX_RATE = 1e6  # requests/s; beyond any service there is
+MAX_PEAK = 1e3
+
+
 @click.command()
 @scenario_options
 @click.option(
@@ -115,8 +119,12 @@ def plan(
     question = Question(
         slos=parse_slos(texts, goodput),
         kind=kind,
-        rate=None if rate is None else number("--rate", rate),
-        peak_factor=number("--peak-factor", peak_factor) if peak_factor else day.peak_factor if day else 1.0,
+        rate=None if rate is None else number("--rate", rate, MAX_RATE),
+        peak_factor=number("--peak-factor", peak_factor, MAX_PEAK)
+        if peak_factor
+        else day.peak_factor
+        if day
+        else 1.0,
         daily=day,
         traffic=None if traffic is None else read_traffic(traffic),
         gpus=parse_names("--gpus", gpus),
@@ -176,8 +184,8 @@ def day_from_text(text: str) -> DailyProfile:
         raise BadInput("--daily", text, "must be 24 numbers separated by commas") from None
 
 
-def number(flag: str, text: str) -> float:
-    """A finite number above 0.
+def number(flag: str, text: str, high: float = math.inf) -> float:
+    """A finite number above 0 and at most `high`.
 
     Raises:
         BadInput: anything else.
@@ -188,4 +196,6 @@ def number(flag: str, text: str) -> float:
         value = -1.0
     if not (value > 0 and math.isfinite(value)):
         raise BadInput(flag, text, "must be a number above 0")
+    if value > high:
+        raise BadInput(flag, text, f"must be at most {high:,.0f}")
     return value

@@ -24,6 +24,8 @@ from sim.scenario import Scenario
 from sim.simulate import ENGINES, roofline
 from sim.steptime.base import FrontEnd, StepTimeModel
 
+MAX_REPLICAS = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Member:

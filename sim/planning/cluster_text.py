@@ -10,6 +10,8 @@ from sim.metrics import select, summarise
 from sim.planning.cluster import ClusterOutcome, NodeOutcome
 from sim.planning.mix import tenant_of
 from sim.planning.outcome import queues
+from sim.planning.text import units_line, wrap
+from sim.regime import Regime, regime
 from sim.results import RequestRecords
 from sim.workload.spec import WorkloadSpec
 
@@ -25,20 +27,31 @@ COLUMNS = (
 NAME = 22
 
 
-def render_clusters(outcomes: Sequence[tuple[str, ClusterOutcome]]) -> str:
-    """One line per way of routing, then replicas and tenants of each."""
-    lines = [_head("router")]
+def render_clusters(outcomes: Sequence[tuple[str, ClusterOutcome]], spec: WorkloadSpec | None = None) -> str:
+    """One line per way of routing, with a word where it has no steady state; then replicas and tenants.
+
+    Args:
+        spec: the load, where it is a benchmark client's.
+    """
+    lines = _head("router")
     for name, outcome in outcomes:
         lines.append(_line(name, outcome.records, outcome.duration))
+        for note in verdict_of(outcome, spec).notes:
+            lines += wrap(f"  {note.kind}: {note.subject}: {note.text}", "    ")
     for name, outcome in outcomes:
         lines += ["", f"{name}: replicas", *_nodes(outcome)]
         tenants = list(dict.fromkeys(map(tenant_of, outcome.records.request_id)))
         if len(tenants) > 1 and all(":" in rid for rid in outcome.records.request_id):
-            lines += [f"{name}: tenants", _head("tenant")]
+            lines += [f"{name}: tenants", *_head("tenant")]
             owner = np.array([tenant_of(rid) for rid in outcome.records.request_id])
             for tenant in tenants:
                 lines.append(_line(f"  {tenant}", select(outcome.records, owner == tenant), outcome.duration))
     return "\n".join(lines)
+
+
+def verdict_of(outcome: ClusterOutcome, spec: WorkloadSpec | None) -> Regime:
+    """Stable or saturated, by the rule for one server: what counts is the queue before the whole cluster."""
+    return regime(outcome.records, None, spec)
 
 
 def figures_of(records: RequestRecords, duration: float) -> dict[str, float | int | None]:
@@ -46,8 +59,9 @@ def figures_of(records: RequestRecords, duration: float) -> dict[str, float | in
     return summarise(records, WorkloadSpec(request_rate=1.0), duration)
 
 
-def _head(title: str) -> str:
-    return f"{title:<{NAME}}" + "".join(f"{text:>{width}}" for _, text, width, _ in COLUMNS)
+def _head(title: str) -> list[str]:
+    titles = "".join(f"{text:>{width}}" for _, text, width, _ in COLUMNS)
+    return [f"{title:<{NAME}}{titles}", units_line(COLUMNS, NAME)]
 
 
 def _line(name: str, records: RequestRecords, duration: float) -> str:

@@ -37,6 +37,10 @@ from sim.workload.spec import WorkloadSpec
 from sim.yamltext import load_yaml, yaml_fault
 
 FIELD = "--traffic"
+_HINTS = {
+    "missing": "is missing; a traffic file needs `rate:` [requests/s] and `tenants:` with a name and a share",
+    "too_short": "is empty; it needs at least one",
+}
 
 
 class _Strict(BaseModel):
@@ -206,7 +210,8 @@ def parse_traffic(raw: Mapping[str, Any], source: str) -> Traffic:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or source
         value = first["input"] if isinstance(first["input"], str | int | float) else None
-        raise BadInput(where, value, f"{first['msg']} (in {source})") from None
+        hint = _HINTS.get(first["type"], first["msg"])
+        raise BadInput(where, value, f"{hint} (in {source})") from None
     names = [tenant.name for tenant in content.tenants]
     if len(set(names)) < len(names) or any(":" in name for name in names):
         raise BadInput("tenants", None, f"need names of their own, without a colon (in {source})")

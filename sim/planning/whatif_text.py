@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sim.planning.margin import error_sentences
 from sim.planning.mechanism import explain
 from sim.planning.stats import Estimate
-from sim.planning.text import wrap
+from sim.planning.text import units_line, wrap
 from sim.planning.whatif import METRICS, MODEL_ERROR, Change, Point, Row, WhatIf, changes, steps_of
 
 COLUMNS = (
@@ -43,6 +43,7 @@ def _row(row: Row, answer: WhatIf, *, explained: bool) -> list[str]:
             lines += wrap(f"  locked: {', '.join(others)}")
     width = max(LABEL, *(len(_label(row, p)) + 2 for p in row.points)) if row.dimension is None else LABEL
     lines.append(f"{'':<{width}}" + "".join(f"{title:>{w}}" for _, title, w, _ in COLUMNS))
+    lines.append(units_line(COLUMNS, width))
     for point in row.points:
         if point.failure is not None:
             lines += wrap(f"{_label(row, point):<{width}}cannot run: {point.failure}")
