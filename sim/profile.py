@@ -25,6 +25,7 @@ from sim.steptime.roofline import RooflineModel, ValidRange
 from sim.steptime.scale import TIMES, draw, scale_name, widened
 
 FORMAT = 1
+ROUNDING = 1e-6  # of a covariance's largest entry
 KIND = "servecast calibration profile"
 
 
@@ -83,8 +84,16 @@ class Covariance(_Strict):
             raise ValueError(f"must have {size} rows and columns, one for each of its names")
         if self.scales != [scale_name(name) for name in self.names]:
             raise ValueError("names a scale that this version does not use")
-        if not np.isfinite(np.array(self.matrix)).all():
+        matrix = np.array(self.matrix, dtype=np.float64).reshape(size, size)
+        if not np.isfinite(matrix).all():
             raise ValueError("must hold finite numbers")
+        for i, name in enumerate(self.names):
+            if matrix[i, i] < 0:
+                raise ValueError(f"matrix[{i}][{i}], the variance of {name}, must not be negative")
+        if size and np.abs(matrix - matrix.T).max() > ROUNDING * np.abs(matrix).max():
+            raise ValueError("matrix must be symmetric")
+        if size and np.linalg.eigvalsh(matrix).min() < -ROUNDING * np.abs(matrix).max():
+            raise ValueError("matrix is no covariance: some combination would vary by less than nothing")
         return self
 
 
@@ -287,6 +296,13 @@ def _check(path: str, name: str, coefficient: Coefficient) -> None:
     if not bound.low <= coefficient.value <= bound.high:
         hint = f"lies outside {bound.low:g} to {bound.high:g}, which physics allows"
         raise BadInput(f"{path} coefficients.{name}.value", coefficient.value, hint)
+    low, high = coefficient.low, coefficient.high
+    if low is not None and not low <= coefficient.value:
+        hint = f"must not lie above the value, {coefficient.value:g}"
+        raise BadInput(f"{path} coefficients.{name}.low", low, hint)
+    if high is not None and not high >= coefficient.value:
+        hint = f"must not lie below the value, {coefficient.value:g}"
+        raise BadInput(f"{path} coefficients.{name}.high", high, hint)
     if coefficient.unit != bound.unit:
         raise BadInput(f"{path} coefficients.{name}.unit", coefficient.unit, f"must be {bound.unit}")
 

@@ -318,6 +318,12 @@ def test_the_command_gates_a_team_s_flags(tmp_path: Path) -> None:
     code, text = run(tmp_path, *files, "--fail-above", "5%")
     assert code == 1
     assert "_ttft_ms +8.0%" in text
+    assert "FAIL at 5%" in text
+    assert "above 5%: " in text
+    code, text = run(tmp_path, *files)
+    assert code == 0
+    assert "+8.0%: within 10% (not a gate)" in text
+    assert "no gate: --fail-above" in text
     code, text = run(tmp_path, *reversed(files))
     assert code == 2
     assert "is a measured result" in text

@@ -72,6 +72,11 @@ def test_a_profile_survives_its_file(written: Path, tmp_path: Path) -> None:
         assert coefficient.low <= coefficient.value <= coefficient.high
 
 
+def correlate(matrix: list[list[float]], value: float) -> None:
+    """More than the variances of the first two coefficients allow."""
+    matrix[0][1] = matrix[1][0] = value
+
+
 REFUSED: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda c: c.update(format=2), "has format 2; this version reads format 1: calibrate again"),
     (lambda c: c.update(format="1"), "has format 1"),
@@ -86,6 +91,11 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda c: c["covariance"]["matrix"].pop(), "rows and columns"),
     (lambda c: c["covariance"]["scales"].__setitem__(0, "linear"), "scale"),
     (lambda c: c["covariance"]["matrix"][0].__setitem__(0, float("nan")), "finite"),
+    (lambda c: c["coefficients"]["gemm_flops"].update(low=5.0), "coefficients.gemm_flops.low: 5.0"),
+    (lambda c: c["coefficients"]["gemm_flops"].update(high=0.01), "coefficients.gemm_flops.high: 0.01"),
+    (lambda c: c["covariance"]["matrix"][0].__setitem__(0, -1.0), "matrix[0][0], the variance of"),
+    (lambda c: c["covariance"]["matrix"][0].__setitem__(1, 9.0), "symmetric"),
+    (lambda c: correlate(c["covariance"]["matrix"], 9.0), "no covariance"),
     (lambda c: c["subject"].update(tensor_parallel_size=0), "tensor_parallel_size"),
     (lambda c: c.update(structure=-1.0), "structure"),
 ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from sim.cli.outputs import check_outputs
-from sim.comparison.text import format_comparison
+from sim.comparison.text import format_comparison, percent
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
@@ -105,8 +105,10 @@ def compare(
 
         plot_comparison(comparisons, plot)
         click.echo(f"picture: {plot}", err=True)
+    if threshold is None and json_to != "-":
+        click.echo("no gate: --fail-above PERCENT makes the exit status judge the errors", err=True)
     if threshold is not None and (over := exceeds(comparisons, threshold, allow_noise=allow_noise)):
-        click.echo(f"above {threshold:.3g}: {', '.join(over)}", err=True)
+        click.echo(f"above {percent(threshold)}: {', '.join(over)}", err=True)
         raise click.exceptions.Exit(1)
 
 

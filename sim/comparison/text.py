@@ -12,6 +12,11 @@ _HEAD = f"  {'figure':<24}{'predicted':>14}{'measured':>14}{'error':>10}{'90 % i
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 
 
+def percent(share: float) -> str:
+    """A share as it is asked for: `5%`."""
+    return f"{share * 100:.4g}%"
+
+
 def format_value(value: float | None) -> str:
     """A figure with four significant digits and thousands separators."""
     if value is None:
@@ -34,7 +39,8 @@ def format_row(row: MetricRow, bound: bool = False) -> str:
 def format_comparison(comparison: Comparison, threshold: float | None = None) -> str:
     """A comparison as a table with what it means below.
 
-    `threshold`: the largest error that passes; None judges by the margin of the equivalence test.
+    `threshold`: the largest error that passes; None measures by the margin of the equivalence test, and
+    calls that no gate.
     """
     regimes = comparison.regimes
     lines = [_HEAD]
@@ -48,7 +54,11 @@ def format_comparison(comparison: Comparison, threshold: float | None = None) ->
     if worst is not None:
         verdict = comparison.verdict(limit)
         inside = ", within twice its repeat noise" if worst.within_noise and verdict == "FAIL" else ""
-        lines.append(f"  worst: {worst.key} {worst.error:+.1%}{inside}: {verdict} at {limit:.3g}")
+        if threshold is None:
+            judged = f"{'outside' if verdict == 'FAIL' else 'within'} {percent(limit)} (not a gate)"
+        else:
+            judged = f"{verdict} at {percent(limit)}"
+        lines.append(f"  worst: {worst.key} {worst.error:+.1%}{inside}: {judged}")
     else:
         lines.append("  worst: no figure decides")
     lines += [f"  {note.kind}: {note.text}" for note in comparison.notes]
@@ -83,6 +93,7 @@ def comparison_json(comparison: Comparison, threshold: float | None = None) -> d
         "runs": comparison.runs,
         "verdict": comparison.verdict(limit),
         "threshold": limit,
+        "gate": threshold is not None,
         "worst": None if comparison.worst is None else comparison.worst.key,
         "rows": [_row(row) for row in comparison.rows],
         "regimes": {**asdict(comparison.regimes), "capacity_error": comparison.regimes.capacity_error},
