@@ -393,7 +393,7 @@ def test_where_requests_that_were_passed_over_stand(separate: bool, order: str) 
     queue.add_preempted(d)
     assert "".join(request.request_id for request in queue.in_order()) == order
     queue.remove(b)
-    assert [queue.pop(), queue.pop(), queue.pop(), len(queue)] == [d, c, a, 0]
+    assert [queue.pop(), queue.pop(), queue.pop(), queue.size] == [d, c, a, 0]
 
 
 # -- ends -------------------------------------------------------------------------------------------------
