@@ -15,8 +15,10 @@ from sim.errors import BadInput
 from sim.planning.admission import admission
 from sim.planning.bracket import Reading, find_crossing
 from sim.planning.capacity import capacity, flips
+from sim.planning.hardware import Candidate
 from sim.planning.load_curve import Effort
 from sim.planning.margin import ModelError, ScaledStepTime, model_error
+from sim.planning.plan_text import render_candidates
 from sim.planning.probe import Level, at_level
 from sim.planning.resources import utilisation
 from sim.planning.sizing import size
@@ -290,6 +292,17 @@ def test_replicas_with_one_down():
             size(found, rate, factor)
 
 
+def test_a_number_of_replicas_that_the_model_cannot_bound_is_marked():
+    found = planned(scenario(), ["mean ttft <= 200ms"], FixedSteps(0.1), Effort(200, 2))
+    known = size(found, 40.0)
+    for sizing, cell in ((known, f" {known.recommended}  "), (replace(known, pessimistic=None), "?  ")):
+        lines = render_candidates([Candidate("L4", "L4", 1, found, sizing=sizing)])
+        assert lines[0].index("replicas  ") + len("replicas") == len(lines[1])
+        assert lines[1].strip() == "(one down)"
+        assert cell in lines[2]
+        assert ("at most unknown" in "\n".join(lines)) == (cell == "?  ")
+
+
 def test_an_offered_rate_drops_the_clients_cap():
     what = replace(scenario(), workload=replace(scenario().workload, max_concurrency=4))
     assert at_level(what, Level("rate", 3.0), 10).workload.max_concurrency is None
@@ -331,6 +344,8 @@ def test_command_says_capacity_replicas_and_cost(tmp_path):
     [
         ([], "at least one"),
         (["--slo", "p99 ttft <= 1s", "--rate", "none"], "above 0"),
+        (["--slo", "p99 ttft <= 1s", "--rate", "1e308"], "at most 1,000,000"),
+        (["--slo", "p99 ttft <= 1s", "--rate", "1", "--peak-factor", "1e9"], "at most 1,000"),
         (["--slo", "p99 ttft <= 1s", "--gpus", "H100,H100"], "distinct"),
         (["--slo", "p99 ttft <= 1s", "--tp", "1,x"], "whole numbers"),
         (["--slo", "p99 ttft <= 1s", "--gpus", "H999"], "H999"),

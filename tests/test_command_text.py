@@ -14,7 +14,7 @@ from sim.command_text import load_line
 from sim.commands.bench import parse_bench_command
 from sim.planning.capacity import capacity
 from sim.planning.load_curve import Effort
-from sim.planning.plan_report import bench_line, confirming_commands
+from sim.planning.plan_report import bench_line, confirming_commands, confirming_load
 from sim.planning.slo import parse_slos
 from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 
@@ -68,7 +68,7 @@ def test_confirming_commands_are_complete(kind: str) -> None:
     )
     assert found.level is not None
     for line, share in zip(confirming_commands(found)[1:], (0.85, 1.15), strict=True):
-        assert line == bench_line(found, share)
+        assert line == bench_line(confirming_load(found, share))
         words = shlex.split(line)
         assert words[:2] == ["servecast", "bench"]
         options = dict(zip(words[2::2], words[3::2], strict=True))

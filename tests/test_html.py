@@ -1,7 +1,9 @@
 """The page: self-contained, escaped, with values to hover over."""
 
 import re
+import shlex
 from dataclasses import replace
+from html import unescape
 from xml.etree import ElementTree
 
 import pytest
@@ -89,6 +91,26 @@ def test_plan_has_question_answer_evidence_assumptions_and_commands(page):
 def test_whatif_says_why(whatif):
     assert "<h2>Why</h2>" in whatif
     assert "sequence slots" in whatif
+
+
+def test_whatif_confirms_the_point_that_its_headline_names():
+    answer = what_if(source(), parse_vary(["max-num-seqs=1,8"]), run_serially, replications=2)
+    commands = unescape(
+        re.search(r"To confirm on hardware</h2>\s*<pre>(.*?)</pre>", whatif_page(answer, "p"), re.S)[1]
+    )
+    serve, bench = commands.splitlines()
+    assert serve.startswith("vllm serve")
+    assert "--max-num-seqs 8" in serve
+    assert bench.startswith("servecast bench --gpu L4")
+    words = shlex.split(bench)
+    assert words[words.index("--serve") + 1] == serve
+    assert words[words.index("--bench") + 1].startswith("vllm bench serve --dataset-name")
+
+
+def test_units_stand_in_the_heads(page, whatif):
+    assert "TTFT mean (ms)" in whatif
+    assert "replicas (one down)" in page
+    assert "replicas (peak)" in page
 
 
 def test_no_point_wins_by_less_than_its_interval(whatif):

@@ -1,6 +1,7 @@
 """Searching flags: what is tried, what wins, what matters."""
 
 import math
+import shlex
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ from click.testing import CliRunner
 
 import cli
 from sim.build import build_scenario, read_source
+from sim.commands.bench import parse_bench_command
 from sim.errors import BadInput
 from sim.planning.load_curve import Effort
 from sim.planning.search import Sensitivity, search
@@ -115,6 +117,10 @@ def test_command_gives_commands_and_a_scenario(tmp_path):
     assert "servecast bench" in done.output
     rebuilt = build_scenario(file=saved)
     assert rebuilt.engine["max_num_seqs"] == 32
-    assert rebuilt.workload.request_rate > 0
+    confirm = next(line for line in done.output.splitlines() if line.startswith("  servecast bench"))
+    words = shlex.split(confirm)
+    printed = parse_bench_command(words[words.index("--bench") + 1]).spec
+    assert printed.num_prompts == rebuilt.workload.num_prompts
+    assert printed.request_rate == rebuilt.workload.request_rate
     assert yaml.safe_load(saved.read_text(encoding="utf-8"))["gpu"]
     assert '"ranking"' in answer.read_text(encoding="utf-8")

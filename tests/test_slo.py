@@ -52,10 +52,14 @@ def test_bad_objectives_are_refused_with_a_hint(text, says):
         parse_slo(text)
 
 
-def test_two_limits_on_one_statistic_contradict():
-    with pytest.raises(BadInput, match="contradict"):
-        parse_slos(["p99 ttft <= 500ms", "ttft p99 <= 300 ms"])
-    assert len(parse_slos(["p99 ttft <= 500ms", "p99 ttft <= 0.5s"]).statistics) == 1
+def test_of_two_limits_on_one_statistic_the_stricter_holds():
+    found = parse_slos(["p99 ttft <= 2s", "mean e2e < 9s", "p99 ttft <= 1s", "p99 ttft < 1s"])
+    assert str(found) == "P99 TTFT < 1 s and mean E2E < 9 s"
+    assert [n.text for n in found.notes if n.kind == "warning"] == [
+        '"P99 TTFT <= 2 s" is left out: "P99 TTFT <= 1 s" says more',
+        '"P99 TTFT <= 1 s" is left out: "P99 TTFT < 1 s" says more',
+    ]
+    assert parse_slos(["p99 ttft <= 500ms", "p99 ttft <= 0.5s"]).notes == ()
 
 
 def test_an_objective_that_can_never_bind_is_told():

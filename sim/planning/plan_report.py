@@ -69,7 +69,7 @@ def confirming_commands(found: Capacity) -> list[str]:
     assert found.level is not None
     commands = [serve_line(found.scenario)]
     if not found.traffic:
-        commands += [bench_line(found, share) for share in (0.85, 1.15)]
+        commands += [bench_line(confirming_load(found, share)) for share in (0.85, 1.15)]
     return commands
 
 
@@ -85,8 +85,8 @@ def serve_line(scenario: Scenario) -> str:
     return " ".join([*env, shlex.join(words)])
 
 
-def bench_line(found: Capacity, share: float) -> str:
-    """A `servecast bench` command at a share of the answer, complete in itself."""
+def confirming_load(found: Capacity, share: float) -> Scenario:
+    """The scenario at a share of the answer, with enough requests to tell whether the objectives are met."""
     assert found.level is not None
     value = found.level.value * share
     prompts = max(1000, round(120 * value))
@@ -99,10 +99,15 @@ def bench_line(found: Capacity, share: float) -> str:
         spec = replace(spec, rate_scale=float(f"{value / native_rate(spec):.3g}"), request_rate=float("inf"))
     else:
         spec = replace(spec, request_rate=float(f"{spec.request_rate:.3g}"))
+    return replace(scenario, workload=spec)
+
+
+def bench_line(scenario: Scenario) -> str:
+    """The `servecast bench` command of a scenario, complete in itself."""
     words = ["servecast", "bench", "--gpu", scenario.gpu.name, "--gpu-count", str(scenario.gpu_count)]
     if scenario.engine.asked_version:
         words += ["--engine-version", scenario.engine.asked_version]
-    client = load_line(spec)
+    client = load_line(scenario.workload)
     return shlex.join([*words, "--serve", serve_line(scenario), "--bench", client])
 
 

@@ -13,6 +13,7 @@ from sim.planning.sizing import Sizing
 from sim.planning.text import milliseconds, wrap
 
 MODEL_TURNS = 0.2
+CANDIDATE_WIDTH = 90  # of the columns up to the replicas
 
 
 def render_capacity(found: Capacity) -> list[str]:
@@ -153,7 +154,8 @@ def render_candidates(found: Sequence[Candidate]) -> list[str]:
     """Hardware side by side; loads are those of one replica."""
     lines = [
         f"{'replica':<20}{'GPUs':>5}{'requests/s':>12}{'95 % (seeds)':>16}{'model error':>16}"
-        f"{'out tok/s':>11}{'replicas':>10}  binding"
+        f"{'out tok/s':>11}{'replicas':>10}  binding",
+        f"{'(one down)':>{CANDIDATE_WIDTH}}",
     ]
     for candidate in found:
         if candidate.failure is not None or candidate.found is None:
@@ -164,18 +166,27 @@ def render_candidates(found: Sequence[Candidate]) -> list[str]:
         if answer.level is None:
             lines += wrap(f"{head}  no load keeps {answer.binding}: {answer.cause.text}", " " * 20)
             continue
-        replicas = "" if candidate.sizing is None else str(candidate.sizing.recommended)
+        replicas = replicas_words(candidate.sizing)
         lines.append(
             f"{head}{answer.level.value:>12.3g}{_range(answer.low, answer.high):>16}"
             f"{_range(answer.model_low, answer.model_high):>16}{answer.output_rate:>11,.0f}{replicas:>10}"
             f"  {answer.binding}"
         )
+    if any(c.sizing is not None and c.sizing.pessimistic is None for c in found):
+        lines += wrap("?: at most unknown: at the low end of the interval no number of replicas is enough")
     if unsure := [c.name for c in found if c.found is not None and turns_with_model(c.found)]:
         lines += wrap(
             f"WARNING: the answer turns with the model's error for {', '.join(unsure)}: calibrate on these "
             "GPUs before relying on it, or on their order"
         )
     return lines
+
+
+def replicas_words(sizing: Sizing | None) -> str:
+    """Replicas with one of them down; `117?` where the interval begins at no load at all."""
+    if sizing is None:
+        return ""
+    return f"{sizing.recommended}{'?' if sizing.pessimistic is None else ''}"
 
 
 def _range(low: float | None, high: float | None) -> str:
@@ -187,7 +198,8 @@ def render_points(points: Sequence[OperatingPoint], currency: str) -> list[str]:
     title = f"{currency}/hour"
     lines = [
         f"{'way to run':<24}{'replicas':>9}{'req/s each':>12}{'margin':>9}{title:>14}"
-        f"{f'{currency}/1M output tok':>20}"
+        f"{f'{currency}/1M output tok':>20}",
+        f"{'(peak)':>33}",
     ]
     ordered = sorted(points, key=lambda p: (p.per_hour, p.per_1m_output))
     cheapest = {p.name: p for p in reversed(ordered)}

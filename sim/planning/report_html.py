@@ -15,6 +15,7 @@ from sim.planning.plan_text import (
     binding_words,
     error_words,
     headroom_words,
+    replicas_words,
     use_words,
 )
 from sim.planning.prices import Cost
@@ -193,10 +194,11 @@ def _candidate_table(plan: Plan) -> Table:
         interval = (
             "" if c.found.low is None or c.found.high is None else f"{c.found.low:.3g} to {c.found.high:.3g}"
         )
-        replicas = "" if c.sizing is None else str(c.sizing.recommended)
+        replicas = replicas_words(c.sizing)
         value = f"{c.found.level.value:.3g}"
         rows.append((c.name, str(c.gpus_per_replica), value, interval, replicas, c.found.binding))
-    return Table("Candidates", ("replica", "GPUs", "requests/s", "95 %", "replicas", "binding"), tuple(rows))
+    head = ("replica", "GPUs", "requests/s", "95 %", "replicas (one down)", "binding")
+    return Table("Candidates", head, tuple(rows))
 
 
 def _bill_table(bill: Cost) -> Table:
@@ -226,7 +228,7 @@ def _points_table(points: Sequence[OperatingPoint], currency: str) -> Table:
     )
     head = (
         "way to run",
-        "replicas",
+        "replicas (peak)",
         "requests/s each",
         "margin",
         f"{currency}/hour",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from sim.planning.capacity import Capacity
-from sim.planning.plan_report import confirming_commands
+from sim.planning.plan_report import confirming_commands, confirming_load
 from sim.planning.plan_text import answer_words, binding_words, error_words
-from sim.planning.probe import at_level
 from sim.planning.search import SearchResult, Trial
 from sim.planning.text import wrap
 from sim.scenario_file import ObservedInput, ScenarioInput, workload_to_input
@@ -58,14 +57,11 @@ def _trial(name: str, trial: Trial) -> list[str]:
 
 def confirming_scenario(found: Capacity, serve: str, share: float = 0.85) -> ScenarioInput:
     """A scenario file that benches a found configuration at a share of its capacity."""
-    scenario, level = found.scenario, found.level
-    assert level is not None
-    kind = type(level)(level.kind, level.value * share)
-    loaded = at_level(scenario, kind, max(scenario.workload.num_prompts, 1000))
+    scenario = found.scenario
     return ScenarioInput(
         name=f"{scenario.name or 'best'} at {share:.0%}",
         serve=serve,
-        workload=workload_to_input(loaded.workload),
+        workload=workload_to_input(confirming_load(found, share).workload),
         gpu=scenario.gpu.name,
         gpu_count=scenario.gpu_count,
         engine_version=scenario.engine.asked_version or None,

@@ -152,23 +152,20 @@ def _subject(text: str, words: str) -> tuple[str, float | None, bool]:
 def parse_slos(texts: Sequence[str], goodput: str | None = None) -> Slos:
     """Read all objectives of a plan.
 
+    Of two limits on one statistic the stricter holds, and a note says so.
     With `goodput` and no limit on each request, the limits of the statistics hold for each request.
 
     Raises:
-        BadInput: none given; the same statistic with two limits; a limit on each request without `goodput`.
+        BadInput: none given; a limit on each request without `goodput`.
     """
     slos = list(dict.fromkeys(parse_slo(text) for text in texts))
     if not slos:
         raise BadInput(FIELD, None, 'give at least one objective, e.g. --slo "p99 ttft <= 500ms"')
-    seen: dict[tuple[str, float | None, bool], Slo] = {}
-    for slo in slos:
-        other = seen.setdefault((slo.metric, slo.percentile, slo.mean), slo)
-        if other is not slo:
-            raise BadInput(FIELD, None, f'"{other}" and "{slo}" contradict each other; keep one of the two')
+    slos, redundant = _strictest(slos)
     share = _share(goodput)
     limits = tuple(slo for slo in slos if slo.per_request)
     statistics = tuple(slo for slo in slos if not slo.per_request)
-    notes = _never_binding(statistics)
+    notes = (*redundant, *_never_binding(statistics))
     if limits and share is None:
         raise BadInput(
             FIELD, str(limits[0]), "binds each request; say how many must keep it, e.g. --goodput 99%"
@@ -181,6 +178,21 @@ def parse_slos(texts: Sequence[str], goodput: str | None = None) -> Slos:
         if slo.metric not in PER_REQUEST:
             raise BadInput(FIELD, str(slo), "a request has many ITLs; limit its TTFT, TPOT or E2E instead")
     return Slos(statistics, limits, share, notes)
+
+
+def _strictest(slos: Sequence[Slo]) -> tuple[list[Slo], tuple[Note, ...]]:
+    """One objective per statistic, in the order given, and a note on each that is left out."""
+    kept: dict[tuple[str, float | None, bool], Slo] = {}
+    notes = []
+    for slo in slos:
+        key = (slo.metric, slo.percentile, slo.mean)
+        other = kept.setdefault(key, slo)
+        if other is slo:
+            continue
+        kept[key], loose = sorted((slo, other), key=lambda s: (s.limit, not s.strict))
+        text = f'"{loose}" is left out: "{kept[key]}" says more'
+        notes.append(Note("warning", FIELD, text))
+    return list(kept.values()), tuple(notes)
 
 
 def _as_limits(statistics: Sequence[Slo]) -> tuple[Slo, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sim.planning.margin import error_sentences
 from sim.planning.mechanism import explain
 from sim.planning.page import Page, Table, footer, render_page, sentence
-from sim.planning.plan_report import serve_line
+from sim.planning.plan_report import bench_line, serve_line
 from sim.planning.svg import Chart, Mark, Series, draw
 from sim.planning.whatif import METRICS, MODEL_ERROR, Point, Row, WhatIf, changes, steps_of
 from sim.planning.whatif_text import COLUMNS
@@ -25,7 +25,8 @@ def whatif_page(answer: WhatIf, title: str) -> str:
         if row.dimension is not None
         for before, after in steps_of(row)
     )
-    first = next((p for row in answer.rows for p in row.points if p.failure is None), None)
+    able = [p for row in answer.rows for p in row.points if p.failure is None]
+    best = max(able, key=_throughput, default=None)
     return render_page(
         Page(
             title=f"What if: {title}",
@@ -42,7 +43,7 @@ def whatif_page(answer: WhatIf, title: str) -> str:
                 *(sentence(f"{n.kind}: {n.subject}: {n.text}") for n in answer.notes),
                 "Simulated, not measured; each replica as its engine schedules, step by step.",
             ),
-            commands=() if first is None else (serve_line(first.scenario),),
+            commands=() if best is None else (serve_line(best.scenario), bench_line(best.scenario)),
             footer=footer(f"seeds {', '.join(map(str, answer.seeds))}"),
         )
     )
@@ -116,4 +117,5 @@ def _whatif_table(row: Row) -> Table:
             cells = [point.variant.label, f"cannot run: {point.failure}", *[""] * (len(COLUMNS) - 1)]
         rows.append(tuple(cells))
     name = "Full grid" if row.dimension is None else row.dimension.name
-    return Table(name, ("", *(title for _, title, _, _ in COLUMNS)), tuple(rows))
+    titles = (f"{title} (ms)" if key.endswith("_ms") else title for key, title, _, _ in COLUMNS)
+    return Table(name, ("", *titles), tuple(rows))
