@@ -225,6 +225,15 @@ def test_an_exit_ends_the_wait_when_it_happens():
     assert server.now == 15.0
 
 
+def test_an_address_where_nothing_listens_is_no_engine_that_exited():
+    server = Scripted([(6.0, {"exit": -1})])
+    server.kind = "url"
+    with pytest.raises(EngineFailed, match=r"connection_refused.*nothing listens there") as failed:
+        server.wait(stall_timeout=3600)
+    assert "exited" not in str(failed.value)
+    assert failed.value.exit_status == 1
+
+
 def test_a_start_may_take_an_hour_while_it_moves():
     steps = [(60.0 * minute, {"log": f"Downloading {minute} %"}) for minute in range(1, 61)]
     end = (3660.0, {"health": 200, "models": ("m",), "completion": True})

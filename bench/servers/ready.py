@@ -198,6 +198,9 @@ def wait_ready(
 
 
 def _death(server: Server, code: int | None, detail: str) -> Failure:
+    if server.kind == "url":  # no log of it is to be had, and nobody saw it exit
+        fix = "nothing listens there: start the server, or check the address of --base-url"
+        return Failure("connection_refused", "startup", detail, fix, retryable=True)
     # A log thread may be a moment behind the exit; what it wrote last is what matters.
     time.sleep(0.2)
     failure = classify(server.logs(), phase="startup", exit_code=code)
