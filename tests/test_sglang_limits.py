@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sim.engines.sglang.config import SglangSchedulerConfig
@@ -26,7 +26,8 @@ def test_a_refusal_with_nothing_running_hangs() -> None:
     assert outcome(ask("A", 150, 47), **args)["A"] == ["length", 47, 0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
+@example(225, 1, 16, False)
 @given(st.integers(1, 250), st.integers(1, 150), st.sampled_from([1, 4, 16]), st.booleans())
 def test_what_can_never_be_admitted_is_refused_before_anything_runs(
     prompt_len: int, max_tokens: int, page: int, ends: bool

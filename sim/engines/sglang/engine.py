@@ -62,10 +62,11 @@ def refuse_hopeless(config: SglangSchedulerConfig, requests: Sequence[Request]) 
     for request in requests:
         if not request.ignore_eos or request.prompt_len >= longest - 5:
             continue  # a prompt that is too long is refused, not queued
-        pages = -(-request.prompt_len // config.page_size) + 1
-        room = config.pool_tokens - pages * config.page_size - 1
+        pinned = (-(-request.prompt_len // config.page_size) + 1) * config.page_size
+        room = config.pool_tokens - pinned - 1
         wanted = min(request.max_tokens, config.context_length - request.prompt_len - 2)
-        if wanted >= room:
+        # Clipped to nothing, a request ends with the token of its prefill and is not played at all.
+        if pinned > config.pool_tokens or 0 < room <= wanted:
             raise never_fits(request.request_id, request.prompt_len, request.max_tokens, config.pool_tokens)
 
 
