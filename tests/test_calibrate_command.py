@@ -78,6 +78,7 @@ def test_launch_measure_fit_check_write(scenario: Path, tmp_path: Path) -> None:
     assert profile.content.covariance.names
     assert any(c.status == "fitted" for c in profile.content.coefficients.values())
     assert "90 % interval" in done.output
+    assert "of peak" in done.output
     # It predicts, and what is measured twice is protected.
     assert profile.step_time(build_scenario(file=scenario))[0].efficiencies == profile.efficiencies
     assert "--resume keeps finished runs" in refusal(*words)
