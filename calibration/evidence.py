@@ -65,21 +65,17 @@ class ClientRun:
         scenario: engine, model, GPU and load; a closed loop's cap is in its workload.
         figures: aggregates under `vllm bench serve`'s keys (ms); used where there is nothing per request.
         requests: per request, or None.
-        load: what is simulated where only figures are known; None generates the scenario's workload.
     """
 
     name: str
     scenario: Scenario
     figures: Mapping[str, float | int | None]
     requests: PerRequest | None = None
-    load: tuple[Request, ...] | None = None
 
     def sent(self, reseeded: int = 0) -> Sequence[Request]:
-        """The requests: as recorded, else as given, else generated with the seed moved by `reseeded`."""
+        """The requests: as recorded, else generated with the seed moved by `reseeded`."""
         if self.requests is not None:
             return self.requests.requests
-        if self.load is not None:
-            return self.load
         return generate(self.scenario.workload, self.scenario.workload.seed + reseeded)
 
 

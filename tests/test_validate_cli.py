@@ -7,12 +7,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from calibration.validate import minimax, mlenergy
+from calibration.validate import mlenergy
 from calibration.validate.run import validate_folder
 from calibration.validate.table import Claim, Outcome, Row, coverage, covers, passed, render, rows_for
 from sim.errors import BadInput, ServecastError
@@ -149,19 +148,3 @@ def test_every_kind_of_miss_fails_the_whole() -> None:
     assert "note: from somewhere" in text
     assert "bounds: 10 of 11 kept" in text
     assert "10 of 11 held-out figures inside (91 %, to be 80 to 97 %)" in text
-
-
-def test_prompts_of_an_earlier_run_shorten_those_that_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 30 tokens of template and 512 of the prompt are alike: 33 whole blocks, of those still in the pool.
-    monkeypatch.setattr(minimax, "SERIES", ((512, 256), (1024, 512), (8192, 1024)))
-    monkeypatch.setattr(minimax, "PROMPTS", 400)
-    monkeypatch.setattr(minimax, "KV_CACHE_TOKENS", 400_000)
-    warm = minimax.warm_tokens(1024, 512)
-    assert set(warm.tolist()) >= {528, 16}
-    assert (np.diff(warm) <= 0).all()
-    load = minimax.shortened((1024, 512, 16), warm)
-    assert [r.prompt_len for r in load] == (1024 + minimax.TEMPLATE_TOKENS - warm).tolist()
-    assert {r.max_tokens for r in load} == {512}
-    # Four in flight need fewer of them.
-    assert minimax.shortened((1024, 512, 4), warm)[1] == load[4]
-    assert not minimax.warm_tokens(33, 16).any()
