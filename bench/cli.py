@@ -228,7 +228,7 @@ def _is_dummy(source: ScenarioSource) -> bool:
 
 def _print_results(plans: Sequence[tuple[Any, Sequence[Any]]], outcomes: Sequence[Sequence[Any]]) -> None:
     from bench.live_table import summary_cells
-    from sim.report import render
+    from sim.output.report import render
 
     results = [
         (subject.stem, point.label, result)

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.histogram import Histogram, Trust, check_against_client
 from bench.metrics import ServerView
-from sim.metrics import latencies
+from sim.figures.metrics import latencies
 from sim.provenance import Note
 from sim.results import RequestRecords
 

@@ -20,8 +20,8 @@ from bench.telemetry import GpuSample
 from bench.validity import Evidence, engine, warm_cache
 from bench.watch import Watched
 from sim.provenance import Note
-from sim.resultfile import workload_identity
 from sim.results import BenchResult, Verdict
+from sim.results_io.files import workload_identity
 
 LAG_FLOOR_MS = 20.0
 LAG_SHARE = 0.1

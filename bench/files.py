@@ -10,9 +10,9 @@ from pathlib import Path
 
 from bench.telemetry import GpuSample
 from bench.watch import Watched
-from sim.resultfile import write_requests_csv, write_result
 from sim.results import BenchResult
 from sim.results_io.atomic import write_text
+from sim.results_io.files import write_requests_csv, write_result
 
 FIELD = "--result-dir"
 

@@ -21,9 +21,9 @@ from bench.rows import Row, records_of
 from bench.validity import Evidence, intended_prefix_hits, judge
 from bench.workers import processes_for, run_workers
 from sim.errors import BadInput, NotComparable
-from sim.metrics import latencies, select, summarise
+from sim.figures.metrics import latencies, select, summarise
+from sim.figures.regime import steady_window
 from sim.provenance import Note
-from sim.regime import steady_window
 from sim.request import Request
 from sim.results import BenchResult, RequestRecords
 from sim.workload.generate import generate

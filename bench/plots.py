@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.plots import METRIC_COLOURS, draw_timeline, new_figure, result_cdfs, save, title
+from sim.output.plots import METRIC_COLOURS, draw_timeline, new_figure, result_cdfs, save, title
 from sim.results import BenchResult, RequestRecords
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import BadInput, ServecastError
-from sim.resultfile import read_result, workload_identity
 from sim.results import BenchResult
+from sim.results_io.files import read_result, workload_identity
 from sim.workload.spec import FileDataset, WorkloadSpec
 
 MIN_PROMPTS = 20

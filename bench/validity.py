@@ -16,9 +16,9 @@ from typing import Literal
 import numpy as np
 
 from bench.overhead import ClientLimit
+from sim.figures.quantiles import percentile_word, supported
+from sim.figures.regime import regime
 from sim.provenance import Note
-from sim.quantiles import percentile_word, supported
-from sim.regime import regime
 from sim.request import Request, SegmentKey
 from sim.results import BenchResult, RequestRecords, Verdict
 from sim.workload.spec import PrefixRepetitionDataset, RandomDataset, WorkloadSpec

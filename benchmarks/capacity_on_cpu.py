@@ -23,10 +23,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sim.metrics import latencies  # noqa: E402 - a script beside the package
-from sim.quantiles import percentile  # noqa: E402
-from sim.resultfile import read_results  # noqa: E402
+from sim.figures.metrics import latencies  # noqa: E402 - a script beside the package
+from sim.figures.quantiles import percentile  # noqa: E402
 from sim.results import BenchResult  # noqa: E402
+from sim.results_io.files import read_results  # noqa: E402
 from tests.real.dummy_model import HALF_B, write  # noqa: E402
 
 ENV = {

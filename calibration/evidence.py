@@ -102,7 +102,7 @@ def client_run(result: BenchResult, name: str, scenario: Scenario | None = None)
     """A measured result as evidence.
 
     Args:
-        result: as `sim.resultfile.read_result` returns it.
+        result: as `sim.results_io.files.read_result` returns it.
         name: the file, for messages.
         scenario: what was run; without it, the result's own identity must say so (bench results do).
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from calibration.evidence import Evidence, client_run, scenario_of, step_run
 from sim.comparison.loads import scenario_for
 from sim.errors import BadInput
-from sim.resultfile import read_results
 from sim.results import BenchResult
+from sim.results_io.files import read_results
 from sim.scenario import Scenario
 
 

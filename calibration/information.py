@@ -48,7 +48,7 @@ def forecast(scenario: Scenario, space: Space, efficiencies: Efficiencies) -> Fo
     (Sherman and Morrison's formula): a thousand requests of one run do not average its repeat noise away.
 
     Raises:
-        BadInput, EngineStuck: as `sim.run.run`.
+        BadInput, EngineStuck: as `sim.loop.run.run`.
     """
     requests = generate(scenario.workload)
     base = roofline(scenario)

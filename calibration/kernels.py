@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 
 from calibration.parameters import Prior, default_prior
 from sim.errors import BadInput
-from sim.model import ModelConfig
+from sim.models.model import ModelConfig
 from sim.scenario import Scenario
 from sim.steptime.cost import model_cost
 from sim.steptime.efficiencies import Efficiencies

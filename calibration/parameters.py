@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
+from sim.hardware.spec import GpuSpec
 from sim.provenance import Origin, Sourced
 from sim.steptime.defaults import default_efficiencies
 from sim.steptime.efficiencies import BOUNDS, Efficiencies

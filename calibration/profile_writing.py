@@ -11,7 +11,7 @@ from pathlib import Path
 
 from calibration.evidence import ClientRun, Evidence
 from calibration.result import FitResult
-from sim.compare import Comparison
+from sim.comparison.compare import Comparison
 from sim.profile import Coefficient, Covariance, DataFile, ProfileFile, Validity, subject_of
 from sim.scenario import Scenario
 from sim.steptime.efficiencies import BOUNDS

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engines.base import StepShape
+from sim.loop.run import RunOutcome, run
 from sim.memory import MemoryAccount
 from sim.request import Request
 from sim.results import RequestRecords
-from sim.run import RunOutcome, run
 from sim.scenario import Scenario
 from sim.simulate import ENGINES
 from sim.steptime.base import FrontEnd, StepTimeModel
@@ -137,7 +137,7 @@ def replay(
     """Send `requests` at their arrivals and keep every step; with `pace`, at the measured pace.
 
     Raises:
-        BadInput, EngineStuck: as `sim.run.run`.
+        BadInput, EngineStuck: as `sim.loop.run.run`.
     """
     watched = Recording(model, pace)
     starts: list[float] = []
@@ -174,7 +174,7 @@ def run_once(
     max_concurrency: int | None = None,
     steps: Any = None,
 ) -> RunOutcome:
-    """`sim.run.run` with everything that the scenario's engine brings."""
+    """`sim.loop.run.run` with everything that the scenario's engine brings."""
     glue = ENGINES[scenario.engine.name]
     pool = account_of(scenario) if account is None else account
     return run(

@@ -19,7 +19,7 @@ from calibration.evidence import ClientRun
 from calibration.parameters import Prior, Space
 from calibration.replay import account_of, run_once
 from calibration.result import FitResult, statuses, unexplained
-from sim.metrics import Figures, summarise
+from sim.figures.metrics import Figures, summarise
 from sim.simulate import roofline
 from sim.steptime.roofline import RooflineModel, ValidRange
 

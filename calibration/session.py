@@ -18,7 +18,7 @@ from calibration.evidence import Evidence, StepRun, client_run, step_run
 from calibration.fit import fit
 from calibration.parameters import Prior, default_prior
 from calibration.result import FitResult
-from sim.compare import Comparison, compare
+from sim.comparison.compare import Comparison, compare
 from sim.errors import BadInput
 from sim.results import BenchResult
 from sim.scenario import Observed, Scenario

@@ -17,11 +17,11 @@ from sim.commands.serve import ServeCommand, mapping_words, parse_serve_command,
 from sim.engines.sglang import args as sglang_args
 from sim.engines.vllm import args as vllm_args
 from sim.errors import BadInput
-from sim.gpus import find_gpu
-from sim.models import load_model
+from sim.hardware.gpus import find_gpu
+from sim.models.table import load_model
+from sim.models.weights import with_quantization
 from sim.provenance import Note
 from sim.scenario import EngineConfig, EngineName, Observed, Scenario
-from sim.weights import with_quantization
 from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 
 if TYPE_CHECKING:  # checking files takes a while to load, and pasted commands need none of it

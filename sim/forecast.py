@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sim.intervals import LEVEL, Interval, intervals, repeat_noise
-from sim.metrics import Figures
+from sim.figures.intervals import LEVEL, Interval, intervals, repeat_noise
+from sim.figures.metrics import Figures
+from sim.loop.replica import StepSink
 from sim.provenance import Note, Origin
-from sim.replica import StepSink
 from sim.request import Request
 from sim.results import BenchResult
 from sim.scenario import Scenario

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.model import ModelConfig
+from sim.models.model import ModelConfig
 from sim.provenance import Note, Origin
 
 

@@ -16,17 +16,17 @@ from sim.engines.glue import EngineGlue
 from sim.engines.sglang import engine as sglang
 from sim.engines.vllm import engine as vllm
 from sim.errors import BadInput
+from sim.figures.metrics import success_verdict, summarise
+from sim.figures.regime import regime
+from sim.loop.recorder import TtftParts
+from sim.loop.replica import StepSink, Usage
+from sim.loop.run import RunOutcome, run
 from sim.memory import MemoryAccount
-from sim.metrics import success_verdict, summarise
-from sim.model import ModelConfig
+from sim.models.model import ModelConfig
 from sim.provenance import Note
-from sim.recorder import TtftParts
-from sim.regime import regime
-from sim.replica import StepSink, Usage
 from sim.request import Request
 from sim.results import BenchResult, Verdict
 from sim.results_io.writing import workload_identity
-from sim.run import RunOutcome, run
 from sim.scenario import Scenario
 from sim.steptime.base import StepTimeModel
 from sim.steptime.cost import model_cost

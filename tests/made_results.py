@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sim.metrics import run_duration, success_verdict, summarise
+from sim.figures.metrics import run_duration, success_verdict, summarise
 from sim.results import BenchResult, Floats, RequestRecords
 from sim.workload.spec import WorkloadSpec
 

@@ -25,7 +25,7 @@ from sim.explain.carry import changed
 from sim.explain.changes import candidates
 from sim.explain.outcome import evaluate
 from sim.explain.uncertain import Variant, depends_on_seed, run_variant, variants
-from sim.resultfile import write_result
+from sim.results_io.files import write_result
 from sim.scenario import Observed
 from sim.workload.spec import PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 from tests.explain_scenarios import VLLM_128, options, printed, reference_source, run_of

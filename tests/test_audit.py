@@ -18,8 +18,8 @@ from bench.audit.text import WIDTH, render
 from cli import main
 from sim.errors import BadInput
 from sim.explain.outcome import evaluate
-from sim.resultfile import write_result
 from sim.results import BenchResult
+from sim.results_io.files import write_result
 from tests.explain_scenarios import printed, reference_source, run_of
 from tests.test_report import result
 

@@ -14,7 +14,7 @@ from calibration.plan_run import lacking, prior_of
 from sim.build import build_scenario
 from sim.errors import BadInput, ServecastError
 from sim.profile import load_profile
-from sim.resultfile import write_result
+from sim.results_io.files import write_result
 from sim.simulate import simulate
 from tests.real.dummy_model import write
 

@@ -15,7 +15,7 @@ from bench.serial import subjects_of
 from bench.session import Reporter, Subject
 from bench.sweep import Point
 from calibration.design import Plan, PlannedRun, design
-from calibration.live_plan import first_prior
+from calibration.live.plan import first_prior
 from calibration.session import Director, calibrate, evidence_of, measure, observed
 from sim.build import read_source
 from sim.errors import BadInput

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import cli
 from sim.build import read_source
 from sim.errors import BadInput
+from sim.figures.regime import comparability
 from sim.planning.admission import admission
 from sim.planning.bracket import Reading, find_crossing
 from sim.planning.capacity import capacity, flips
@@ -23,7 +24,6 @@ from sim.planning.probe import Level, at_level
 from sim.planning.resources import utilisation
 from sim.planning.sizing import size
 from sim.planning.slo import parse_slos
-from sim.regime import comparability
 from sim.workload.spec import FileDataset
 from tests.engines_for_tests import FixedSteps
 

@@ -31,7 +31,7 @@ def test_bad_options_are_one_line(words: list[str], says: str, capsys: pytest.Ca
     assert "\x1b" not in error
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"], ["models"], ["predict", "-h"]])
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["models"], ["predict", "--help"]])
 def test_asking_is_no_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)

@@ -12,16 +12,16 @@ from click.testing import CliRunner
 from cli import main
 from sim.cli.compare import compare as compare_command
 from sim.cli.compare import parse_percent
-from sim.compare import Comparison, MetricRow, compare, exceeds, figure, samples
+from sim.comparison.compare import Comparison, MetricRow, compare, exceeds, figure, samples
 from sim.comparison.identity import differences
 from sim.comparison.loads import grouped, matching, scenario_for
 from sim.comparison.regimes import judge
 from sim.comparison.text import comparison_json, format_comparison
 from sim.errors import BadInput, NotComparable
-from sim.metrics import latencies
+from sim.figures.metrics import latencies
 from sim.provenance import Note
-from sim.resultfile import write_result
 from sim.results import BenchResult, Floats, Verdict
+from sim.results_io.files import write_result
 from tests.made_results import aggregates_of, poisson_load, records_of, result_of
 
 SUBJECT = {"engine": "vllm", "model": "Qwen/Qwen3-14B", "gpu": "H100-SXM-80GB", "engine_version": "0.28.0"}

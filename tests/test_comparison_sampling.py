@@ -14,7 +14,7 @@ from sim.comparison.intervals import error_interval
 from sim.comparison.noise import Noise, mean_error_share
 from sim.comparison.sampling import block_length, distance, equivalence, log_ratio_spread, resampled
 from sim.comparison.sources import error_sources
-from sim.intervals import repeat_noise
+from sim.figures.intervals import repeat_noise
 from sim.results import Floats
 from tests.made_results import aggregates_of, poisson_load, records_of, result_of
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.errors import BadInput
-from sim.lengths import length_drift, output_count
+from sim.figures.lengths import length_drift, output_count
 from sim.workload.generate import generate, generate_load, warmups
 from sim.workload.sharegpt import estimate_tokens
 from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec

@@ -24,8 +24,8 @@ from calibration.from_files import evidence_files
 from sim.build import build_scenario
 from sim.errors import BadInput
 from sim.provenance import Note
-from sim.resultfile import write_result
 from sim.results import BenchResult, RequestRecords, Verdict
+from sim.results_io.files import write_result
 from sim.scenario import Scenario
 from tests.made_results import aggregates_of, poisson_load, records_of, result_of
 

@@ -18,8 +18,8 @@ from sim.explain.lookup import ENGINES, find, nearest, plain
 from sim.explain.numbers import numbers
 from sim.explain.numbers import render as render_numbers
 from sim.explain.page import WIDTH, default_version, engine_of, render
-from sim.report import TTFT_PARTS
-from sim.report import render as render_report
+from sim.output.report import TTFT_PARTS
+from sim.output.report import render as render_report
 from sim.results import ServerSeries
 from tests.explain_scenarios import SGLANG_128, VLLM_128, options, reference_source
 from tests.metric_names import SGLANG, VLLM

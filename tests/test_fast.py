@@ -15,8 +15,8 @@ from sim.engines.sglang.scheduler import SglangScheduler
 from sim.engines.vllm.scheduler import VllmScheduler
 from sim.errors import ServecastError
 from sim.fast.prices import flatten
+from sim.loop.run import run
 from sim.request import Request
-from sim.run import run
 from sim.simulate import roofline, simulate
 from sim.steptime.buckets import GraphBuckets
 from sim.steptime.cost import ModelCost

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim.errors import BadInput
-from sim.gpus import find_gpu, gpu_rows, memory_bytes_under_wsl
+from sim.hardware.gpus import find_gpu, gpu_rows, memory_bytes_under_wsl
 
 GIB = 2**30
 

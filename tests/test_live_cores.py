@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from calibration.live_cores import family, leave_workers_alone
+from calibration.live.cores import family, leave_workers_alone
 
 SLEEPER = "import time; time.sleep(60)"
 PARENT = f"""

@@ -13,8 +13,7 @@ import pytest
 from bench.serial import subjects_of
 from calibration.design import design
 from calibration.evidence import StepRun
-from calibration.live import SettingRun, Validation, source_of
-from calibration.live_plan import (
+from calibration.live.plan import (
     CALIBRATION_SECONDS,
     CONCURRENCIES,
     Load,
@@ -23,7 +22,7 @@ from calibration.live_plan import (
     next_prior,
     settings,
 )
-from calibration.live_report import (
+from calibration.live.report import (
     Outcome,
     Pair,
     Row,
@@ -34,11 +33,12 @@ from calibration.live_report import (
     report_text,
     step_errors,
 )
+from calibration.live.run import SettingRun, Validation, source_of
 from calibration.parameters import space_of
 from calibration.result import FitResult
 from calibration.session import Calibration
 from sim.engines.base import StepShape
-from sim.gpus import find_gpu
+from sim.hardware.gpus import find_gpu
 from sim.results import BenchResult
 from sim.simulate import roofline, simulate
 from sim.steptime.roofline import ValidRange

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.metrics import client_limited, latencies, run_duration, select, success_verdict, summarise
-from sim.quantiles import (
+from sim.figures.metrics import client_limited, latencies, run_duration, select, success_verdict, summarise
+from sim.figures.quantiles import (
     Runs,
     interval_ranks,
     percentile,
@@ -14,7 +14,7 @@ from sim.quantiles import (
     supported,
     weighted_percentile,
 )
-from sim.regime import comparability, regime, steady_window
+from sim.figures.regime import comparability, regime, steady_window
 from sim.results import RequestRecords, ServerSeries
 from sim.workload.spec import WorkloadSpec
 

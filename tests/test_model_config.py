@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sim.errors import BadInput
-from sim.model_config import parse_config
-from sim.models import load_model
-from sim.weights import count_parameters, kv_bytes_per_token, weight_bytes
+from sim.models.config import parse_config
+from sim.models.table import load_model
+from sim.models.weights import count_parameters, kv_bytes_per_token, weight_bytes
 
 DENSE: dict[str, Any] = {
     "model_type": "llama",

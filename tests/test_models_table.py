@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sim.errors import BadInput
-from sim.models import load_model, model_names
-from sim.weights import active_parameters, count_parameters, weight_bytes
+from sim.models.table import load_model, model_names
+from sim.models.weights import active_parameters, count_parameters, weight_bytes
 
 # Totals [10^9]: the safetensors index of the HF repository where it is exact, else the model card or report.
 PUBLISHED = {

@@ -2,9 +2,9 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from sim import plots
+from sim.figures.regime import Regime
+from sim.output import plots
 from sim.provenance import Note
-from sim.regime import Regime
 from sim.results import Verdict
 from tests.test_report import result
 

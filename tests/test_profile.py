@@ -22,8 +22,8 @@ from sim.build import build_scenario
 from sim.errors import BadInput
 from sim.forecast import forecast
 from sim.profile import Profile, load_profile, write_profile
-from sim.resultfile import read_result
 from sim.results import BenchResult
+from sim.results_io.files import read_result
 from sim.scenario import Scenario
 
 SERVE = "vllm serve Qwen/Qwen2.5-7B-Instruct --max-num-seqs 64 --max-num-batched-tokens 4096"

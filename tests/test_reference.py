@@ -10,7 +10,7 @@ from calibration.reference_fit import (
     published,
 )
 from calibration.reference_sglang import changes, series
-from sim.gpus import find_gpu
+from sim.hardware.gpus import find_gpu
 from sim.reference import rtx5090_reference
 from sim.simulate import roofline
 from sim.steptime.defaults import default_efficiencies

@@ -5,9 +5,9 @@ import pytest
 
 from sim.engines.glue import Limits
 from sim.errors import BadInput, EngineStuck
-from sim.replica import SeriesBuffer
+from sim.loop.replica import SeriesBuffer
+from sim.loop.run import run
 from sim.request import Request
-from sim.run import run
 from sim.steptime.base import FrontEnd
 from tests.engines_for_tests import FixedSteps, NeverFinishes, NeverSchedules, sglang, vllm
 

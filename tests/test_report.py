@@ -4,10 +4,10 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from sim.metrics import summarise
+from sim.figures.metrics import summarise
+from sim.figures.regime import Regime
+from sim.output.report import render
 from sim.provenance import Note
-from sim.regime import Regime
-from sim.report import render
 from sim.results import BenchResult, RequestRecords, ServerSeries, Verdict
 from sim.workload.spec import WorkloadSpec
 

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.errors import BadInput
-from sim.metrics import summarise
+from sim.figures.metrics import summarise
+from sim.figures.regime import Regime
 from sim.provenance import Note
-from sim.regime import Regime
-from sim.resultfile import (
+from sim.results import BenchResult, RequestRecords, ServerSeries, Verdict
+from sim.results_io.files import (
     read_result,
     read_results,
     result_text,
@@ -20,7 +21,6 @@ from sim.resultfile import (
     write_requests_csv,
     write_result,
 )
-from sim.results import BenchResult, RequestRecords, ServerSeries, Verdict
 from sim.workload.spec import RandomDataset, WorkloadSpec
 
 NAN = math.nan

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from sim.errors import BadInput
-from sim.resultfile import read_result, read_results
+from sim.results_io.files import read_result, read_results
 
 
 def reading(tmp_path, document, name="r.json"):

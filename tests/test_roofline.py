@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from sim.engines.base import StepShape
 from sim.errors import BadInput
-from sim.gpus import find_gpu, gpu_rows
-from sim.model import QuantConfig
-from sim.models import load_model
+from sim.hardware.gpus import find_gpu, gpu_rows
+from sim.models.model import QuantConfig
+from sim.models.table import load_model
+from sim.models.weights import with_quantization
 from sim.provenance import Origin
 from sim.steptime.base import FrontEnd
 from sim.steptime.buckets import NO_GRAPHS, GraphBuckets
@@ -19,7 +20,6 @@ from sim.steptime.defaults import default_efficiencies
 from sim.steptime.efficiencies import BOUNDS, Efficiencies
 from sim.steptime.gate import decodes_of, faults, prefill
 from sim.steptime.roofline import Peaks, RooflineModel
-from sim.weights import with_quantization
 
 H100 = find_gpu("H100")[0]
 QWEN = load_model("Qwen/Qwen2.5-7B-Instruct")

@@ -11,8 +11,8 @@ from sim.engines.sglang.engine import ENGINE
 from sim.engines.sglang.graphs import decode_batch_sizes, prefill_token_buckets
 from sim.engines.sglang.scheduler import SglangScheduler
 from sim.errors import BadInput
-from sim.gpus import find_gpu
-from sim.model import MlaConfig, ModelConfig
+from sim.hardware.gpus import find_gpu
+from sim.models.model import MlaConfig, ModelConfig
 from sim.provenance import Note, Origin
 from sim.scenario import EngineConfig
 from tests.test_vllm_args import MODEL

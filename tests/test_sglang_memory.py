@@ -10,7 +10,7 @@ from sim.build import build_scenario
 from sim.engines.sglang.memory import account, cell_bytes
 from sim.errors import BadInput
 from sim.memory import MemoryAccount, MemoryLine
-from sim.models import load_model
+from sim.models.table import load_model
 from sim.provenance import Origin
 from sim.scenario import Scenario
 

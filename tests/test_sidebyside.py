@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from sim.comparison.loads import sent_requests
-from sim.plots import plot_curves
+from sim.output.plots import plot_curves
+from sim.output.sidebyside import Curve, Point, render_curves
 from sim.provenance import Note
 from sim.results import BenchResult
-from sim.sidebyside import Curve, Point, render_curves
 
 
 def result(state: str, **figures: float) -> BenchResult:
@@ -37,7 +37,9 @@ def test_the_table_says_units_saturation_and_what_is_assumed() -> None:
 def test_loads_without_a_cap_are_drawn_as_bars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     curves = [Curve("a", (Point(None, result("stable")),)), Curve("b", (Point(None, result("stable")),))]
     bars = []
-    monkeypatch.setattr("sim.plots.draw_bars", lambda axis, drawn, key, name: bars.append((key, len(drawn))))
+    monkeypatch.setattr(
+        "sim.output.plots.draw_bars", lambda axis, drawn, key, name: bars.append((key, len(drawn)))
+    )
     plot_curves(curves, tmp_path / "two.svg")
     assert bars == [("p99_ttft_ms", 2), ("output_throughput", 2)]
     monkeypatch.undo()

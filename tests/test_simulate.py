@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from sim.build import build_scenario
 from sim.errors import BadInput
+from sim.loop.run import run
 from sim.request import Request
-from sim.resultfile import result_text
-from sim.run import run
+from sim.results_io.files import result_text
 from sim.simulate import ENGINES, roofline, simulate
 from sim.steptime.base import FrontEnd
 from sim.steptime.gate import prefill

@@ -22,7 +22,7 @@ from bench.sweep import finished, points_of, prompts_for
 from bench.telemetry import GpuProcess, GpuSample
 from sim.build import read_source
 from sim.errors import BadInput, NotComparable
-from sim.resultfile import read_result
+from sim.results_io.files import read_result
 from sim.workload.spec import FileDataset, WorkloadSpec
 from tests.real.dummy_model import write
 

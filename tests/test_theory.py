@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from sim.loop.run import run
 from sim.request import Request
-from sim.run import run
 from tests.engines_for_tests import FixedSteps, sglang, vllm
 
 REPLICATIONS = 8

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sim.cli.translate import translate as translate_cli
 from sim.commands.serve import parse_serve_command, table
 from sim.errors import BadInput
-from sim.translate import Translation, translate
-from sim.translate_rules import BY_SGLANG, BY_VLLM, DEFAULTS, NO_SGLANG, NO_VLLM, PAIRS
+from sim.translation.rules import BY_SGLANG, BY_VLLM, DEFAULTS, NO_SGLANG, NO_VLLM, PAIRS
+from sim.translation.translate import Translation, translate
 
 
 def from_vllm(flags: str) -> Translation:

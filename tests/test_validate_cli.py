@@ -15,7 +15,7 @@ from calibration.validate import mlenergy
 from calibration.validate.run import validate_folder
 from calibration.validate.table import Claim, Outcome, Row, coverage, covers, passed, render, rows_for
 from sim.errors import BadInput, ServecastError
-from sim.intervals import Interval
+from sim.figures.intervals import Interval
 from sim.simulate import roofline
 
 BATCHES = (8, 16, 32, 64, 128, 256)

@@ -8,7 +8,7 @@ import pytest
 from bench.overhead import Overhead, achieved_rate, judge_client
 from bench.rows import Row, records_of
 from bench.validity import Evidence, intended_prefix_hits, judge, shares_prefixes
-from sim.metrics import summarise
+from sim.figures.metrics import summarise
 from sim.provenance import Note
 from sim.request import Request
 from sim.results import BenchResult, Verdict

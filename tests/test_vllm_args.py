@@ -11,9 +11,9 @@ from sim.engines.values import nearest_version
 from sim.engines.vllm.args import RULE_VERSIONS, batch_defaults, resolve
 from sim.engines.vllm.graphs import default_sizes
 from sim.errors import BadInput
-from sim.gpus import find_gpu
-from sim.hardware import GpuSpec
-from sim.model import MlaConfig, ModelConfig, QuantConfig
+from sim.hardware.gpus import find_gpu
+from sim.hardware.spec import GpuSpec
+from sim.models.model import MlaConfig, ModelConfig, QuantConfig
 from sim.provenance import Note, Origin
 from sim.scenario import EngineConfig
 

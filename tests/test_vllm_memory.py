@@ -15,10 +15,10 @@ from sim.engines.vllm.kv_layout import KvLayout
 from sim.engines.vllm.memory import account
 from sim.errors import BadInput
 from sim.memory import MemoryAccount, MemoryLine
-from sim.model import StateConfig
-from sim.models import load_model
+from sim.models.model import StateConfig
+from sim.models.table import load_model
+from sim.models.weights import kv_bytes_per_token_per_layer
 from sim.provenance import Origin
-from sim.weights import kv_bytes_per_token_per_layer
 
 GIB = 2**30
 NO_LOAD = "vllm bench serve --random-input-len 1 --random-output-len 1"

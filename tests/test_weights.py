@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.errors import BadInput
-from sim.model import MlaConfig, ModelConfig, MoeConfig, StateConfig
-from sim.models import load_model
-from sim.weights import (
+from sim.models.model import MlaConfig, ModelConfig, MoeConfig, StateConfig
+from sim.models.table import load_model
+from sim.models.weights import (
     active_parameters,
     bytes_per_weight,
     count_parameters,

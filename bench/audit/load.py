@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from bench.audit.facts import Run, alone
 from bench.audit.finding import Finding, Level
 from bench.audit.pair import OTHER
-from sim.metrics import MIN_SUCCESS
-from sim.regime import regime
+from sim.figures.metrics import MIN_SUCCESS
+from sim.figures.regime import regime
 from sim.workload.spec import RandomDataset, WorkloadSpec
 
 WARM = 0.01  # share of prompt tokens from the cache from which a random load is not fresh

@@ -9,7 +9,7 @@ from bench.audit.facts import Run, alone
 from bench.audit.finding import Finding, Level
 from bench.audit.server import distinct, server_side
 from bench.validity import Evidence, cold_start
-from sim.quantiles import percentile_interval, supported
+from sim.figures.quantiles import percentile_interval, supported
 from sim.workload.spec import WorkloadSpec
 
 EQUAL = 0.005  # mean ITL and mean TPOT closer than this are one number

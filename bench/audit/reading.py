@@ -16,9 +16,9 @@ from bench.startup_log import StartupLog, parse_startup_log
 from sim.commands.bench import parse_bench_command
 from sim.commands.serve import parse_serve_command
 from sim.errors import BadInput
-from sim.resultfile import read_results
 from sim.results import BenchResult
 from sim.results_io.fields import check_figures
+from sim.results_io.files import read_results
 from sim.results_io.printed import looks_printed
 from sim.results_io.writing import is_vllm_figure
 from sim.workload.files import read_text

@@ -8,8 +8,8 @@ from dataclasses import replace
 from calibration.evidence import ClientRun, PerRequest
 from calibration.replay import account_of, run_once
 from calibration.result import FitResult
-from sim.intervals import Interval, intervals
-from sim.metrics import Figures, distribution, summarise
+from sim.figures.intervals import Interval, intervals
+from sim.figures.metrics import Figures, distribution, summarise
 from sim.request import Request
 from sim.scenario import Scenario
 from sim.simulate import roofline
@@ -63,7 +63,7 @@ def foresee(
 
 
 def measured_figures(requests: PerRequest) -> Figures:
-    """The figures of a recorded run, by the definitions of `sim.metrics` (ms)."""
+    """The figures of a recorded run, by the definitions of `sim.figures.metrics` (ms)."""
     tpot = requests.decode[requests.output_len > 1] / (requests.output_len[requests.output_len > 1] - 1)
     samples = {"ttft": requests.ttft, "tpot": tpot, "e2el": requests.ttft + requests.decode}
     found: Figures = {}

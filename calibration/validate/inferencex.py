@@ -13,8 +13,8 @@ from calibration.validate.foresee import foresee, possible
 from calibration.validate.table import Outcome, Row, rows_for
 from sim.build import build_scenario
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
-from sim.metrics import Figures
+from sim.figures.metrics import Figures
+from sim.hardware.spec import GpuSpec
 from sim.scenario import Scenario
 
 FOLDER = "inferencex_dsr1_h200_sglang"

@@ -22,9 +22,9 @@ from calibration.validate.foresee import foresee, possible
 from calibration.validate.table import Claim, Outcome, Row, rows_for
 from sim.build import build_scenario
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
-from sim.intervals import Interval
-from sim.metrics import Figures
+from sim.figures.intervals import Interval
+from sim.figures.metrics import Figures
+from sim.hardware.spec import GpuSpec
 from sim.scenario import Scenario
 
 FOLDER = "minimax_m2.5_h100x8"

@@ -27,8 +27,8 @@ from calibration.validate.table import Outcome, Row
 from sim.build import build_scenario
 from sim.engines.base import StepShape
 from sim.errors import BadInput
-from sim.intervals import intervals
-from sim.metrics import Figures
+from sim.figures.intervals import intervals
+from sim.figures.metrics import Figures
 from sim.scenario import Scenario
 from sim.simulate import roofline
 

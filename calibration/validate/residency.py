@@ -20,7 +20,7 @@ from calibration.validate.foresee import figures_of, foresee, measured_figures, 
 from calibration.validate.table import Outcome, Row, rows_for
 from sim.build import build_scenario
 from sim.errors import BadInput
-from sim.intervals import Interval
+from sim.figures.intervals import Interval
 from sim.request import Request
 from sim.scenario import Scenario
 

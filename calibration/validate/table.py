@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sim.intervals import Interval
+from sim.figures.intervals import Interval
 
 COVERAGE = (0.80, 0.97)
 

@@ -43,7 +43,7 @@ def advise(
     """
     from sim.cli.explain import step_times
     from sim.cli.report_source import source_of
-    from sim.compare import figure
+    from sim.comparison.compare import figure
     from sim.explain.advice_text import document, render
     from sim.explain.advise import advise as find_advice
     from sim.explain.outcome import GOALS

@@ -13,7 +13,7 @@ from sim.comparison.text import format_comparison, percent
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
-    from sim.compare import Comparison
+    from sim.comparison.compare import Comparison
     from sim.results import BenchResult
     from sim.scenario import Scenario
 
@@ -67,10 +67,10 @@ def compare(
     Several of the same load are repeats: their spread is the noise that errors are held against. A
     scenario is predicted under each load that was measured. Exit status 1: --fail-above; 3: not comparable.
     """
-    from sim.compare import compare as compare_results
-    from sim.compare import exceeds
+    from sim.comparison.compare import compare as compare_results
+    from sim.comparison.compare import exceeds
     from sim.comparison.loads import grouped, load_name
-    from sim.resultfile import read_results
+    from sim.results_io.files import read_results
 
     threshold = parse_percent("--fail-above", fail_above)
     equivalent = parse_percent("--margin", margin) or 0.1
@@ -116,7 +116,7 @@ class _Predictions:
     """What PREDICTION says of each measured load: read from its file, or simulated."""
 
     def __init__(self, source: Path, profile: Path | None, replay: bool) -> None:
-        from sim.resultfile import read_results
+        from sim.results_io.files import read_results
 
         self._profile, self._replay = profile, replay
         self._scenario: Scenario | None = None

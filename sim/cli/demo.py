@@ -46,10 +46,10 @@ def demo(plot: Path) -> None:
     import sys
 
     from sim.cli.compare import format_comparison
-    from sim.compare import compare
-    from sim.plots import check_place, plot_demo
+    from sim.comparison.compare import compare
+    from sim.output.plots import check_place, plot_demo
+    from sim.output.report import render
     from sim.reference import rtx5090_reference
-    from sim.report import render
     from sim.simulate import simulate
 
     check_place(plot)

@@ -15,10 +15,7 @@ from sim.engines.sglang.args import default_max_running_requests
 from sim.engines.sglang.memory import account as sglang_account
 from sim.engines.vllm.memory import account as vllm_account
 from sim.memory import MemoryAccount
-from sim.provenance import Note, Origin
-from sim.results_io.atomic import write_text
-from sim.scenario import Scenario
-from sim.weights import (
+from sim.models.weights import (
     active_parameters,
     count_parameters,
     expected_distinct_experts,
@@ -27,6 +24,9 @@ from sim.weights import (
     step_weight_bytes,
     with_quantization,
 )
+from sim.provenance import Note, Origin
+from sim.results_io.atomic import write_text
+from sim.scenario import Scenario
 
 GIB = 2**30
 _ACCOUNTS = {"vllm": vllm_account, "sglang": sglang_account}

@@ -29,7 +29,7 @@ def check_outputs(places: Mapping[str, str | Path | None], reads: Iterable[str |
             continue
         path = Path(given)
         if option == "--plot":
-            from sim.plots import check_place
+            from sim.output.plots import check_place
 
             check_place(path)
         _check_place(option, path)

@@ -135,14 +135,14 @@ def write_outcome(outcome: SimResult, json_to: str | None, plot: Path | None) ->
     if json_to == "-":
         click.echo(result_text(result), nl=False)
     else:
-        from sim.report import render
+        from sim.output.report import render
 
         click.echo(render(result, colour=sys.stdout.isatty()))
     if json_to not in (None, "-"):
         write_result(result, json_to)
         click.echo(f"result: {json_to}", err=True)
     if plot is not None:
-        from sim.plots import plot_result
+        from sim.output.plots import plot_result
 
         plot_result(result, plot)
         click.echo(f"picture: {plot}", err=True)
@@ -157,9 +157,9 @@ def predict_side_by_side(
     leap: bool = True,
 ) -> None:
     """Predict several scenarios, each at several concurrencies, as one table and one picture."""
+    from sim.output.sidebyside import parse_levels, render_curves, sweep
     from sim.results_io.atomic import write_text
     from sim.results_io.writing import result_text
-    from sim.sidebyside import parse_levels, render_curves, sweep
 
     levels = parse_levels(concurrency)
     curves = [
@@ -176,7 +176,7 @@ def predict_side_by_side(
         write_text(json_to, text, "--json")
         click.echo(f"results: {json_to}", err=True)
     if plot is not None:
-        from sim.plots import plot_curves
+        from sim.output.plots import plot_curves
 
         plot_curves(curves, plot)
         click.echo(f"picture: {plot}", err=True)

@@ -10,8 +10,8 @@ from sim.build import ScenarioSource, read_source
 from sim.cli.options import ScenarioOptions, read_text
 from sim.commands.serve import table
 from sim.errors import BadInput
-from sim.resultfile import read_result
 from sim.results import BenchResult
+from sim.results_io.files import read_result
 
 SCENARIO_SUFFIXES = (".yaml", ".yml")
 # Resolved arguments of a prediction that say nothing as flags, or follow from others.

@@ -6,9 +6,9 @@ import json
 
 import click
 
-from sim.gpus import gpu_rows
-from sim.models import load_model, model_names
-from sim.weights import active_parameters, count_parameters, kv_bytes_per_token, weight_bytes
+from sim.hardware.gpus import gpu_rows
+from sim.models.table import load_model, model_names
+from sim.models.weights import active_parameters, count_parameters, kv_bytes_per_token, weight_bytes
 
 GIB = 2**30
 

@@ -9,8 +9,8 @@ import click
 
 from sim.cli.options import read_text
 from sim.commands.serve import parse_serve_command
-from sim.translate import Pair, Translation
-from sim.translate import translate as translate_command
+from sim.translation.translate import Pair, Translation
+from sim.translation.translate import translate as translate_command
 
 _WORDS = {"equal": "equal", "near": "near", "none": "no counterpart"}
 

@@ -125,8 +125,8 @@ def whatif(
         plot_whatif(answer, plot)
         click.echo(f"picture: {plot}", err=True)
     if html_to is not None:
+        from sim.output.sidebyside import label
         from sim.planning.whatif_html import whatif_page
-        from sim.sidebyside import label
 
         write_text(html_to, whatif_page(answer, label(source.build())), "--html")
         click.echo(f"page: {html_to}", err=True)

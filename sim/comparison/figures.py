@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from sim.metrics import latencies, run_duration, select
-from sim.quantiles import supported
-from sim.regime import steady_window
+from sim.figures.metrics import latencies, run_duration, select
+from sim.figures.quantiles import supported
+from sim.figures.regime import steady_window
 from sim.results import BenchResult, Floats, RequestRecords
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -22,7 +22,7 @@ _LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el)_
 def samples(records: RequestRecords, metric: str) -> Floats:
     """Per-request (or, for "itl", per-token) samples of a metric in seconds, completed requests only.
 
-    TPOT leaves out outputs of one token; see `sim.metrics.latencies`.
+    TPOT leaves out outputs of one token; see `sim.figures.metrics.latencies`.
     """
     found = latencies(records)
     if metric == "tpot":

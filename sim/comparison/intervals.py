@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sim.comparison.figures import figure
 from sim.comparison.noise import Noise, mean_error_share
-from sim.intervals import repeat_noise
+from sim.figures.intervals import repeat_noise
 from sim.results import BenchResult
 
 Z90 = 1.645  # half-width of a normal 90 % interval in standard deviations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sim.compare import work_differences
+from sim.comparison.compare import work_differences
 from sim.comparison.identity import fact, load_of
 from sim.errors import BadInput, NotComparable
 from sim.results import BenchResult

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.comparison.figures import figure
-from sim.intervals import has_interval
-from sim.intervals import repeat_noise as assumed_noise
+from sim.figures.intervals import has_interval
+from sim.figures.intervals import repeat_noise as assumed_noise
 from sim.results import BenchResult
 
 _SOURCE = "assumed: the same arrivals sent twice to an H100 differed by as much"

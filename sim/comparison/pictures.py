@@ -8,10 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sim.compare import Comparison, MetricRow
+from sim.comparison.compare import Comparison, MetricRow
 from sim.comparison.identity import load_of
 from sim.comparison.loads import load_name
-from sim.plots import COLOURS, METRIC_COLOURS, draw_cdfs, draw_errors, levels_axis, new_figure, save, title
+from sim.output.plots import (
+    COLOURS,
+    METRIC_COLOURS,
+    draw_cdfs,
+    draw_errors,
+    levels_axis,
+    new_figure,
+    save,
+    title,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

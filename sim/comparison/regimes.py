@@ -10,7 +10,7 @@ import numpy as np
 
 from sim.comparison.figures import THROUGHPUTS, split_key
 from sim.comparison.identity import fact, load_of
-from sim.regime import Regime, comparability, regime
+from sim.figures.regime import Regime, comparability, regime
 from sim.results import BenchResult
 from sim.workload.spec import WorkloadSpec
 
@@ -34,7 +34,7 @@ class Regimes:
     """The regime verdict of a comparison.
 
     Attributes:
-        verdict: see `sim.regime.comparability`; "closed loop" and "unknown" beside it.
+        verdict: see `sim.figures.regime.comparability`; "closed loop" and "unknown" beside it.
         predicted, measured: the state of each side: "stable", "saturated", "closed-loop", "unknown".
         rate: offered, requests/s; None for a closed loop.
         capacity_predicted, capacity_measured: requests/s that each side can sustain; None: it did not show.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.comparison.figures import same_requests, samples, split_key
-from sim.metrics import latencies
+from sim.figures.metrics import latencies
 from sim.results import Floats, RequestRecords
 
 Ints = NDArray[np.int64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.comparison.figures import figure, same_requests
-from sim.metrics import latencies
+from sim.figures.metrics import latencies
 from sim.results import BenchResult, Floats, RequestRecords
 
 FEWEST_ALONE = 5

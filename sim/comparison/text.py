@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sim.compare import MARGIN, Comparison, MetricRow
+from sim.comparison.compare import MARGIN, Comparison, MetricRow
 from sim.comparison.loads import load_name
 
 _HEAD = f"  {'figure':<24}{'predicted':>14}{'measured':>14}{'error':>10}{'90 % interval':>20}{'repeats':>10}"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sim.engines.base import Scheduler
-from sim.hardware import GpuSpec
+from sim.hardware.spec import GpuSpec
 from sim.memory import MemoryAccount
-from sim.model import ModelConfig
+from sim.models.model import ModelConfig
 from sim.request import Request
 from sim.scenario import EngineConfig, Observed
 from sim.steptime.buckets import GraphBuckets

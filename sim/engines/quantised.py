@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
-from sim.model import ModelConfig
+from sim.hardware.spec import GpuSpec
+from sim.models.model import ModelConfig
 
 Capability = tuple[int, int]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sim.build import ScenarioSource
 from sim.command_text import predict_text, serve_text
-from sim.compare import figure
+from sim.comparison.compare import figure
 from sim.errors import ServecastError
 from sim.explain.carry import changed
 from sim.explain.changes import Change, candidates

@@ -15,7 +15,7 @@ from sim.explain.lookup import Found
 from sim.explain.outcome import Outcome, evaluate
 from sim.explain.page import WIDTH, row
 from sim.explain.uncertain import StepTimes, defaults
-from sim.report import TTFT_PARTS
+from sim.output.report import TTFT_PARTS
 from sim.scenario import Scenario
 from sim.workload.spec import RandomDataset
 

@@ -8,14 +8,14 @@ from typing import Literal
 
 import numpy as np
 
-from sim.compare import figure
+from sim.comparison.compare import figure
+from sim.models.weights import kv_bytes_per_sequence, with_quantization
 from sim.planning.mechanism import queue_cause
 from sim.planning.outcome import boil_down
 from sim.results import BenchResult, RequestRecords
 from sim.scenario import Scenario
 from sim.simulate import SimResult, simulate
 from sim.steptime.base import StepTimeModel
-from sim.weights import kv_bytes_per_sequence, with_quantization
 
 Goal = Literal["ttft", "tpot", "p99-ttft", "p99-tpot", "p99-itl", "throughput", "cost"]
 # key in `Outcome.figures`, whether less is better, unit
@@ -47,7 +47,7 @@ class Outcome:
         parts: mean parts of TTFT [ms].
         cause: what kept requests waiting, in words.
         gpus: of the deployment.
-        state: of `sim.regime.Regime`.
+        state: of `sim.figures.regime.Regime`.
         result: the whole prediction.
     """
 

@@ -59,15 +59,15 @@ from sim.fast.state import (
     WAITING,
 )  # fmt: skip
 from sim.fast.tape import APART, EMISSIONS, GAPS, RUNS, SAMPLES, Tape
-from sim.recorder import TtftParts
-from sim.records import SimulatedRecords
-from sim.replica import Usage
+from sim.loop.recorder import TtftParts
+from sim.loop.records import SimulatedRecords
+from sim.loop.replica import Usage
+from sim.loop.run import RunOutcome
+from sim.loop.tokens import EmissionTable, num_gaps
 from sim.request import Request
 from sim.results import ServerSeries
-from sim.run import RunOutcome
 from sim.steptime.base import StepTimeModel
 from sim.steptime.roofline import RooflineModel
-from sim.tokens import EmissionTable, num_gaps
 from sim.workload.table import OwnPrompts, RequestTable
 
 Floats = NDArray[np.float64]
@@ -97,7 +97,7 @@ def run_compiled(
     idle_poll: float,
     limits: Limits,
 ) -> RunOutcome | None:
-    """What `sim.run.run` returns for requests ordered by arrival, or None where no kernel applies.
+    """What `sim.loop.run.run` returns for requests ordered by arrival, or None where no kernel applies.
 
     It applies to a fresh scheduler under first come, first served, prompts of which no two begin alike, and a
     roofline without a calibrated range whose API process streams for nothing. None also if the run gets into

@@ -1,7 +1,7 @@
 """Decode steps of a batch that stays as it is, without touching each of its requests in each step.
 
-As `sim.leap`, but step by step where that costs nothing: only what belongs to single requests is put off to
-the end of the run.
+As `sim.loop.leap`, but step by step where that costs nothing: only what belongs to single requests is put off
+to the end of the run.
 """
 
 from __future__ import annotations

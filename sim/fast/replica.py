@@ -1,4 +1,4 @@
-"""The parts of `sim.replica` and `sim.client` that both engines' loops share, compiled."""
+"""The parts of `sim.loop.replica` and `sim.loop.client` that both engines' loops share, compiled."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ OWN = 10  # the engine's own columns begin here
 ARRIVAL, SENT_AT, AT_ENGINE, FIRST_SCHEDULED, FIRST_RESULT, FIRST_TOKEN, LAST_TOKEN, DELIVERED_AT = range(8)
 
 # ints: how many requests were sent, taken in, answered; batches in flight and the first of them; what
-# `sim.replica.Usage` counts; its watchdogs; the batch that is being made, as of `StepShape`; tokens and ends
-# of the result at hand.
+# `sim.loop.replica.Usage` counts; its watchdogs; the batch that is being made, as of `StepShape`; tokens and
+# ends of the result at hand.
 (
     SENT, INSIDE, ANSWERED, IN_FLIGHT, FIRST, STEPS, PREEMPTIONS, QUERIES, HITS, MAX_USED, IDLE_CALLS,
     TOKENS_INSIDE, SINCE_OUTPUT, TROUBLE, PREFILL_TOKENS, PROMPTS, DECODES, PAIRS, PREFILL_CONTEXT, CONTEXT,

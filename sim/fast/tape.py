@@ -17,7 +17,7 @@ SAMPLE_LIMIT = 4096
 
 
 class Tape(NamedTuple):
-    """See `sim.tokens.EmissionTable` and `sim.replica.SeriesBuffer`.
+    """See `sim.loop.tokens.EmissionTable` and `sim.loop.replica.SeriesBuffer`.
 
     Attributes:
         counts: shape (7,).

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sim.errors import BadInput
+from sim.figures.metrics import GOODPUT_NAMES
 from sim.flood import flood_size
-from sim.metrics import GOODPUT_NAMES
 from sim.planning.bracket import Crossing, find_crossing
 from sim.planning.load_curve import Effort, LoadCurve
 from sim.planning.margin import ModelError, model_error, other_models

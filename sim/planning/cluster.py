@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import simpy
 
-from sim.collector import collector_off
 from sim.engines.base import Leaping, QueueState, Scheduler, StepShape
 from sim.errors import BadInput, EngineStuck
-from sim.leap import LeapingReplica
+from sim.loop.collector import collector_off
+from sim.loop.leap import LeapingReplica
+from sim.loop.moments import at
+from sim.loop.recorder import Recorder
+from sim.loop.replica import Replica, Usage
 from sim.memory import MemoryAccount
-from sim.moments import at
 from sim.planning.router import NodeView, Router
 from sim.planning.sessions import Session, SessionClient
-from sim.recorder import Recorder
-from sim.replica import Replica, Usage
 from sim.request import Request
 from sim.results import RequestRecords, ServerSeries
 from sim.scenario import Scenario

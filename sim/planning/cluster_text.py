@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.metrics import select, summarise
+from sim.figures.metrics import select, summarise
+from sim.figures.regime import Regime, regime
 from sim.planning.cluster import ClusterOutcome, NodeOutcome
 from sim.planning.mix import tenant_of
 from sim.planning.outcome import queues
 from sim.planning.text import units_line, wrap
-from sim.regime import Regime, regime
 from sim.results import RequestRecords
 from sim.workload.spec import WorkloadSpec
 

@@ -18,7 +18,7 @@ from sim.steptime.base import StepTimeModel
 MAX_PROMPTS = 50_000
 TURNOVERS = 12  # a run must be long against the time that one request spends in the system
 SESSION_TURNOVERS = 5  # and several times as long as a whole conversation, pauses included
-GROWTH = 0.02  # backlog growth as a share of the offered rate, as in `sim.regime`
+GROWTH = 0.02  # backlog growth as a share of the offered rate, as in `sim.figures.regime`
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.compare import figure
+from sim.comparison.compare import figure
 from sim.engines.glue import Limits
 from sim.errors import BadInput, EngineStuck
+from sim.figures.metrics import summarise
+from sim.figures.regime import regime
 from sim.memory import MemoryAccount
-from sim.metrics import summarise
-from sim.regime import regime
 from sim.request import Request
 from sim.results import RequestRecords, ServerSeries
 from sim.scenario import Scenario
@@ -32,12 +32,12 @@ class Outcome:
     """What is kept of one run. Latencies in ms, rates per second, other times in seconds.
 
     Attributes:
-        figures: under `vllm bench serve`'s keys, as `sim.metrics.summarise` gives them.
+        figures: under `vllm bench serve`'s keys, as `sim.figures.metrics.summarise` gives them.
         server: counters and gauges, as in `BenchResult`.
         parts_ms: mean parts of TTFT.
         waiting: seconds of device time behind which requests waited, by what kept them out.
         device: seconds by what bounded the steps, with "host" and "idle".
-        regime: the fields of `sim.regime.Regime` but its notes.
+        regime: the fields of `sim.figures.regime.Regime` but its notes.
         queues: time-weighted mean and highest numbers of running and waiting requests, and KV use (0..1).
         caps: what the configuration allows: kv_cache_tokens, max_num_seqs, max_num_tokens, max_concurrency;
             request_tokens is the mean of prompt and output over the load.

@@ -8,11 +8,11 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sim.output.plots import LINES, new_figure, save
 from sim.planning.capacity import Capacity
 from sim.planning.hardware import OperatingPoint
 from sim.planning.plan import Plan
 from sim.planning.whatif import METRICS, Row, WhatIf
-from sim.plots import LINES, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from sim.command_text import load_line
 from sim.commands.serve import launch_words
+from sim.output.sidebyside import label
 from sim.planning.capacity import Capacity
 from sim.planning.plan import Plan
 from sim.planning.plan_text import (
@@ -22,7 +23,6 @@ from sim.planning.text import wrap
 from sim.planning.traffic import is_trace, native_rate
 from sim.provenance import Note
 from sim.scenario import Scenario
-from sim.sidebyside import label
 
 
 def render_plan(plan: Plan) -> str:

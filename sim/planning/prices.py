@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from sim.errors import BadInput
-from sim.gpus import find_gpu
+from sim.hardware.gpus import find_gpu
 from sim.workload.files import place, read_text
 
 FIELD = "--price"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import BadInput, EngineStuck
-from sim.metrics import latencies
+from sim.figures.metrics import latencies
 from sim.planning.cluster import Member, run_cluster
 from sim.planning.mix import Traffic
 from sim.planning.outcome import Outcome, boil_down, of_node

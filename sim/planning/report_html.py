@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sim.output.sidebyside import label
 from sim.planning.capacity import Capacity
 from sim.planning.hardware import OperatingPoint
 from sim.planning.page import Page, Table, footer, render_page, sentence
@@ -22,7 +23,6 @@ from sim.planning.prices import Cost
 from sim.planning.svg import Band, Chart, Mark, Series, draw
 from sim.planning.text import milliseconds
 from sim.provenance import Note
-from sim.sidebyside import label
 
 
 def plan_page(plan: Plan) -> str:

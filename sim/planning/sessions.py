@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from sim.errors import BadInput
-from sim.moments import at
+from sim.loop.moments import at
 from sim.request import Request, Segment
 
 

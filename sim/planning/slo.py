@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sim.errors import BadInput
+from sim.figures.quantiles import percentile_word
 from sim.provenance import Note
-from sim.quantiles import percentile_word
 
 FIELD = "--slo"
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el", "e2el": "e2el", "latency": "e2el"}

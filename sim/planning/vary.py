@@ -9,8 +9,8 @@ from itertools import product
 from sim.build import ScenarioSource
 from sim.carry import carried
 from sim.errors import BadInput
+from sim.output.sidebyside import num_prompts_at
 from sim.scenario import Observed, Scenario
-from sim.sidebyside import num_prompts_at
 
 FIELD = "--vary"
 SOURCE_KEYS = ("gpu", "gpu-count", "model", "engine-version", "kv-cache-tokens")
@@ -108,7 +108,7 @@ def variant(
     """The scenario with `settings` on top.
 
     A client's concurrency changes how many prompts reach a steady state, so prompts go with it (see
-    `sim.sidebyside.num_prompts_at`) unless `scale_prompts` is off.
+    `sim.output.sidebyside.num_prompts_at`) unless `scale_prompts` is off.
 
     Raises:
         BadInput: a setting that neither engine nor client has.

@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from sim.errors import BadInput
-from sim.metrics import Figures, success_verdict
+from sim.figures.metrics import Figures, success_verdict
 from sim.provenance import Note
 from sim.results import BenchResult
 from sim.results_io.fields import TO_MS, check_figures, number, percentile_names, section, statistics

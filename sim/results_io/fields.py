@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sim.errors import BadInput
-from sim.metrics import Figures
-from sim.quantiles import percentile_word
+from sim.figures.metrics import Figures
+from sim.figures.quantiles import percentile_word
 from sim.results_io.writing import LATENCY_KEY, is_vllm_figure
 
 Object = Mapping[str, Any]

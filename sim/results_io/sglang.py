@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sim.metrics import Figures, success_verdict
+from sim.figures.metrics import Figures, success_verdict
 from sim.provenance import Note
 from sim.results import BenchResult
 from sim.results_io.fields import (

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.errors import BadInput
-from sim.metrics import Figures, success_verdict, summarise
+from sim.figures.metrics import Figures, success_verdict, summarise
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords
 from sim.results_io.consistency import VLLM_NAMES, check_records

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.model import ModelConfig
-from sim.weights import (
+from sim.models.model import ModelConfig
+from sim.models.weights import (
     DTYPE_BYTES,
     bytes_per_weight,
     count_parameters,

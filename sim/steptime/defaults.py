@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from sim.hardware import GpuSpec
+from sim.hardware.spec import GpuSpec
 from sim.provenance import Note, Origin, Sourced
 from sim.steptime.efficiencies import Efficiencies
 from sim.yamltext import load_yaml

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from sim.engines.base import StepKind, StepShape
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
+from sim.hardware.spec import GpuSpec
 from sim.steptime.base import DecodeLine, FrontEnd
 from sim.steptime.buckets import NO_GRAPHS, GraphBuckets, Launch
 from sim.steptime.cost import ModelCost

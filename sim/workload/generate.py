@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.collector import collector_off
 from sim.errors import BadInput
+from sim.loop.collector import collector_off
 from sim.provenance import Note
 from sim.request import Request
 from sim.workload.arrivals import check_arrivals, sglang_arrivals, vllm_arrivals

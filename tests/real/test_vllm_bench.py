@@ -11,8 +11,8 @@ import pytest
 
 from bench.fetch import fetch
 from bench.probe.reading import read_steps
-from sim.resultfile import read_result
 from sim.results import BenchResult
+from sim.results_io.files import read_result
 from tests.real.bench_runs import Engine, start
 
 pytestmark = pytest.mark.real

@@ -26,11 +26,11 @@ from sim.engines.sglang.memory_defaults import (
 )
 from sim.engines.values import Values, env_notes, flag_notes, nearest_version, version_key
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
-from sim.model import ModelConfig
+from sim.hardware.spec import GpuSpec
+from sim.models.model import ModelConfig
+from sim.models.weights import check_tensor_parallel
 from sim.provenance import Note
 from sim.scenario import EngineConfig
-from sim.weights import check_tensor_parallel
 
 RULE_VERSIONS = ("0.5.21",)
 DEFAULT_VERSION = "0.5.21"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sim.commands.given import Given
 from sim.engines.sglang.memory_defaults import default_decode_graph_max_bs, device_memory_mib
 from sim.engines.values import Values
-from sim.hardware import GpuSpec
-from sim.model import ModelConfig
+from sim.hardware.spec import GpuSpec
+from sim.models.model import ModelConfig
 
 
 def resolve_graphs(given: Given, values: Values, model: ModelConfig, gpu: GpuSpec) -> None:

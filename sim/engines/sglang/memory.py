@@ -11,18 +11,18 @@ import math
 from dataclasses import dataclass
 
 from sim.errors import BadInput
-from sim.gpus import memory_bytes_under_wsl
-from sim.hardware import GpuSpec
+from sim.hardware.gpus import memory_bytes_under_wsl
+from sim.hardware.spec import GpuSpec
 from sim.memory import MemoryAccount, MemoryLine, config_notes
-from sim.model import ModelConfig
-from sim.provenance import Note, Origin
-from sim.scenario import EngineConfig, Observed
-from sim.weights import (
+from sim.models.model import ModelConfig
+from sim.models.weights import (
     kv_bytes_per_token_per_layer,
     state_bytes_per_sequence,
     weight_bytes,
     with_quantization,
 )
+from sim.provenance import Note, Origin
+from sim.scenario import EngineConfig, Observed
 
 GIB = 2**30
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sim.engines.values import Values
-from sim.hardware import GpuSpec
-from sim.model import ModelConfig
+from sim.hardware.spec import GpuSpec
+from sim.models.model import ModelConfig
 from sim.provenance import Note
 
 MIB = 2**20

@@ -19,11 +19,11 @@ from sim.engines.quantised import check_capability
 from sim.engines.values import Values, env_notes, flag_notes, nearest_version, version_key
 from sim.engines.vllm.graphs import resolve_graphs
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
-from sim.model import ModelConfig
+from sim.hardware.spec import GpuSpec
+from sim.models.model import ModelConfig
+from sim.models.weights import check_tensor_parallel
 from sim.provenance import Note
 from sim.scenario import EngineConfig
-from sim.weights import check_tensor_parallel
 
 RULE_VERSIONS = ("0.28.0", "0.33.0")
 DEFAULT_VERSION = "0.28.0"

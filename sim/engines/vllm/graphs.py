@@ -11,7 +11,7 @@ from sim.commands.given import Given
 from sim.commands.numbers import at_least
 from sim.engines.values import Values, version_key
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
+from sim.hardware.spec import GpuSpec
 
 _LEVEL_MODES = {0: "NONE", 1: "PIECEWISE", 2: "FULL_AND_PIECEWISE", 3: "FULL_AND_PIECEWISE"}
 _MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")

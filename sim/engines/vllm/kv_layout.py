@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.errors import BadInput
-from sim.model import ModelConfig
-from sim.weights import kv_bytes_per_token_per_layer, state_bytes_per_sequence
+from sim.models.model import ModelConfig
+from sim.models.weights import kv_bytes_per_token_per_layer, state_bytes_per_sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,13 +30,13 @@ from sim.engines.vllm.profiling import (
     profiler,
 )
 from sim.errors import BadInput
-from sim.gpus import memory_bytes_under_wsl
-from sim.hardware import GpuSpec
+from sim.hardware.gpus import memory_bytes_under_wsl
+from sim.hardware.spec import GpuSpec
 from sim.memory import MemoryAccount, MemoryLine
-from sim.model import ModelConfig
+from sim.models.model import ModelConfig
+from sim.models.weights import weight_bytes, with_quantization
 from sim.provenance import Origin
 from sim.scenario import EngineConfig, Observed
-from sim.weights import weight_bytes, with_quantization
 
 
 def account(

@@ -8,9 +8,9 @@ from sim.engines.vllm import kv_layout as layouts
 from sim.engines.vllm.kv_layout import KvLayout
 from sim.engines.vllm.profiling import GIB
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
+from sim.hardware.spec import GpuSpec
 from sim.memory import MemoryLine, config_notes
-from sim.model import ModelConfig
+from sim.models.model import ModelConfig
 from sim.provenance import Note
 
 # Below this share of difference an estimate is as good as the logs it rests on.

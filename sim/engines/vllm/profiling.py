@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sim.hardware import GpuSpec
-from sim.model import ModelConfig
-from sim.weights import DTYPE_BYTES
+from sim.hardware.spec import GpuSpec
+from sim.models.model import ModelConfig
+from sim.models.weights import DTYPE_BYTES
 
 GIB = 2**30
 MIB = 2**20

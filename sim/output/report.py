@@ -2,7 +2,7 @@
 
 Beyond the aggregates the report shows, where a result has them:
 
-* `extra["regime"]`: the fields of `sim.regime.Regime`,
+* `extra["regime"]`: the fields of `sim.figures.regime.Regime`,
 * `extra["ttft_parts_ms"]`: mean parts of TTFT by name, in order [ms],
 * `extra["device_time"]`, `extra["waiting_time"]`: seconds by what bounded the steps, and by what kept
   requests waiting,
@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from sim.metrics import client_limited
+from sim.figures.metrics import client_limited
+from sim.figures.quantiles import supported
 from sim.provenance import Note
-from sim.quantiles import supported
 from sim.results import BenchResult
 
 WIDTH = 50  # of vllm bench serve's report

@@ -14,8 +14,8 @@ import simpy
 from sim.engines.base import FinishReason, QueueState, Scheduler, StepPlan, StepResult, StepShape
 from sim.engines.glue import Limits
 from sim.errors import EngineStuck
-from sim.moments import at
-from sim.recorder import Recorder
+from sim.loop.moments import at
+from sim.loop.recorder import Recorder
 from sim.request import Request
 from sim.steptime.base import StepTimeModel
 from sim.steptime.throttle import Throttle

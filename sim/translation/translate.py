@@ -15,7 +15,7 @@ from sim.commands.given import Given
 from sim.commands.serve import ServeCommand, table
 from sim.errors import BadInput
 from sim.scenario import EngineName
-from sim.translate_rules import BY_SGLANG, BY_VLLM, DEFAULTS, NO_SGLANG, NO_VLLM, Verdict
+from sim.translation.rules import BY_SGLANG, BY_VLLM, DEFAULTS, NO_SGLANG, NO_VLLM, Verdict
 
 VLLM_BLOCK = 16
 SGLANG_PREFILL_LIMIT = 16384

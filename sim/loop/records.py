@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from sim.quantiles import Runs
+from sim.figures.quantiles import Runs
+from sim.loop.tokens import EmissionTable
 from sim.results import Floats, Ints, RequestRecords
-from sim.tokens import EmissionTable
 
 
 class SimulatedRecords(RequestRecords):

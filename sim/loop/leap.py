@@ -17,9 +17,9 @@ import simpy
 
 from sim.engines.base import Leaping, StepPlan, StepResult, StepShape, decodes, new_tuple
 from sim.engines.glue import Limits
-from sim.pricing import DecodePrices, Line, Price
-from sim.recorder import Recorder
-from sim.replica import InFlight, Replica, add_time
+from sim.loop.pricing import DecodePrices, Line, Price
+from sim.loop.recorder import Recorder
+from sim.loop.replica import InFlight, Replica, add_time
 from sim.request import Request
 from sim.steptime.base import StepTimeModel
 

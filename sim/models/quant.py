@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sim.errors import BadInput
-from sim.model import QuantConfig
+from sim.models.model import QuantConfig
 
 # Modules that these schemes leave in the model dtype unless they say otherwise.
 _UNQUANTISED = ("embed", "lm_head", "router", "norms", "state", "extra")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sim.config_reader import ConfigReader
 from sim.errors import BadInput
-from sim.model import MoeConfig, StateConfig
+from sim.models.config_reader import ConfigReader
+from sim.models.model import MoeConfig, StateConfig
 
 _KINDS = {
     "full_attention": "full",

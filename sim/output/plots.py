@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sim.compare import Comparison, samples
-from sim.compare import figure as figure_of
+from sim.comparison.compare import Comparison, samples
+from sim.comparison.compare import figure as figure_of
 from sim.comparison.identity import load_of
 from sim.errors import BadInput
-from sim.report import SEES_SCHEDULE
+from sim.output.report import SEES_SCHEDULE
+from sim.output.sidebyside import Curve
 from sim.results import BenchResult, Floats, RequestRecords
-from sim.sidebyside import Curve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

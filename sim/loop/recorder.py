@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.engines.base import FinishReason
-from sim.records import SimulatedRecords
+from sim.loop.records import SimulatedRecords
+from sim.loop.tokens import EmissionTable, num_gaps
 from sim.request import Request
 from sim.results import Floats, Ints
 from sim.steptime.base import FrontEnd
-from sim.tokens import EmissionTable, num_gaps
 from sim.workload.table import RequestTable
 
 NAN = float("nan")

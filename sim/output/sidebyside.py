@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from sim.compare import figure
+from sim.comparison.compare import figure
 from sim.errors import BadInput
 from sim.results import BenchResult
 from sim.scenario import Scenario

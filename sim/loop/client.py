@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import simpy
 
-from sim.moments import at
+from sim.loop.moments import at
 from sim.request import Request
 
 

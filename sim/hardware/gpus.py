@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from sim.errors import BadInput
-from sim.hardware import GpuSpec
+from sim.hardware.spec import GpuSpec
 from sim.provenance import Note
 from sim.yamltext import load_yaml
 
@@ -145,7 +145,7 @@ def _from_file(path: Path, part: str | None) -> tuple[GpuSpec, tuple[Note, ...]]
         if name not in content:
             raise BadInput("--gpu", str(path), f"pick one: {path}:NAME with NAME of {', '.join(content)}")
         fields = content[name]
-    from sim.gpu_file import checked_fields  # takes longer to load than the shipped table to read
+    from sim.hardware.gpu_file import checked_fields  # takes longer to load than the shipped table to read
 
     row = GpuRow(**checked_fields(fields, path))
     note = Note("info", "--gpu", f"{name} is read from {path}")

@@ -1,6 +1,6 @@
 """Which vLLM flag corresponds to which SGLang flag, where a value carries over as it is.
 
-vLLM 0.28, SGLang 0.5.21. Flags that need arithmetic or come in pairs are in `sim.translate`.
+vLLM 0.28, SGLang 0.5.21. Flags that need arithmetic or come in pairs are in `sim.translation.translate`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.metrics import Figures
+from sim.figures.metrics import Figures
 
 LEVEL = 0.90
 # Repeat noise, one standard deviation of one run [relative]. Two runs of the same arrivals on an H100

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from calibration.design import PlannedRun
 from calibration.parameters import Prior, default_prior
 from calibration.result import FitResult
-from sim.hardware import GpuSpec
+from sim.hardware.spec import GpuSpec
 from sim.workload.spec import RandomDataset, WorkloadSpec
 
 BLOCK = 128  # vLLM's block size on a CPU [tokens]

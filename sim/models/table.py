@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from sim.errors import BadInput
-from sim.model import ModelConfig
-from sim.model_config import parse_config
+from sim.models.config import parse_config
+from sim.models.model import ModelConfig
 from sim.yamltext import load_yaml
 
 # Keys of a row that are ours; every other key is a field of the model's config.json.

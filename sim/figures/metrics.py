@@ -19,9 +19,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.figures.quantiles import Runs, percentile_interval, percentile_word
+from sim.loop.records import SimulatedRecords
 from sim.provenance import Note
-from sim.quantiles import Runs, percentile_interval, percentile_word
-from sim.records import SimulatedRecords
 from sim.results import RequestRecords, Verdict
 from sim.workload.arrivals import ArrivalStats, arrival_stats
 from sim.workload.spec import WorkloadSpec

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sim.errors import BadInput
-from sim.model import ModelConfig, QuantConfig
+from sim.models.model import ModelConfig, QuantConfig
 
 DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sim.config_reader import ConfigReader
 from sim.errors import BadInput
-from sim.model import MlaConfig, ModelConfig
-from sim.model_layers import parse_layers, parse_moe, parse_state
-from sim.model_quant import parse_quantization
+from sim.models.config_reader import ConfigReader
+from sim.models.layers import parse_layers, parse_moe, parse_state
+from sim.models.model import MlaConfig, ModelConfig
+from sim.models.quant import parse_quantization
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.quantiles import Runs
+from sim.figures.quantiles import Runs
 from sim.results import Floats, Ints
 
 Sizes = NDArray[np.int32]

@@ -11,14 +11,14 @@ from typing import Literal
 import numpy as np
 import simpy
 
-from sim.client import Client
-from sim.collector import collector_off
 from sim.engines.base import Leaping, Scheduler
 from sim.engines.glue import Limits
 from sim.errors import EngineStuck
-from sim.leap import LeapingReplica
-from sim.recorder import Recorder, TtftParts
-from sim.replica import Replica, StepSink, Usage
+from sim.loop.client import Client
+from sim.loop.collector import collector_off
+from sim.loop.leap import LeapingReplica
+from sim.loop.recorder import Recorder, TtftParts
+from sim.loop.replica import Replica, StepSink, Usage
 from sim.request import Request
 from sim.results import RequestRecords, ServerSeries
 from sim.steptime.base import StepTimeModel

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.evidence import StepRun
-from calibration.live_plan import Load
+from calibration.live.plan import Load
 from calibration.session import Calibration
 from sim.comparison.figures import from_records
 from sim.results import BenchResult

@@ -23,8 +23,8 @@ from bench.session import Subject
 from bench.sweep import Point
 from calibration.candidates import capacity
 from calibration.design import Plan, PlannedRun, design
-from calibration.live_cores import leave_workers_alone
-from calibration.live_plan import (
+from calibration.live.cores import leave_workers_alone
+from calibration.live.plan import (
     CALIBRATION_SECONDS,
     MIXED,
     Load,
@@ -36,7 +36,7 @@ from calibration.live_plan import (
     serve_command,
     settings,
 )
-from calibration.live_report import Outcome, SettingOutcome, judge_setting, report_json, report_text
+from calibration.live.report import Outcome, SettingOutcome, judge_setting, report_json, report_text
 from calibration.parameters import Prior
 from calibration.result import FitResult
 from calibration.session import Calibration, Director, calibrate, gathered, steps_file, steps_within
@@ -257,7 +257,3 @@ def main(words: Sequence[str] | None = None) -> int:
     text = json.dumps(plain(report_json(outcome)), indent=1, allow_nan=False) + "\n"
     write_text(given.out / "validation.json", text, "--out")
     return 0 if outcome.passed else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -11,7 +11,7 @@ from sim.errors import BadInput
 
 
 class _GpuFields(BaseModel):
-    """The fields of `sim.gpus.GpuRow`."""
+    """The fields of `sim.hardware.gpus.GpuRow`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -28,7 +28,7 @@ class _GpuFields(BaseModel):
 
 
 def checked_fields(fields: Any, path: Path) -> dict[str, Any]:
-    """The fields of a `sim.gpus.GpuRow`, of the right types.
+    """The fields of a `sim.hardware.gpus.GpuRow`, of the right types.
 
     Raises:
         BadInput: one is missing, unknown or impossible.

@@ -1,0 +1,1 @@
+"""What people see of a result: report, table, pictures."""

@@ -1,0 +1,1 @@
+"""One engine's launch command in the words of the other."""
