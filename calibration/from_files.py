@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibration.evidence import Evidence, client_run, scenario_of, step_run
+from sim.comparison.identity import fact
 from sim.comparison.loads import scenario_for
 from sim.errors import BadInput
 from sim.results import BenchResult
@@ -47,8 +48,11 @@ def loaded(result: BenchResult, name: str, scenario: Scenario | None) -> Scenari
     """The scenario under the load that a result says it had.
 
     Raises:
-        BadInput: there is no scenario, and the result does not say what ran.
+        BadInput: there is no scenario, and the result does not say what ran; or it is of another engine.
     """
+    engine = fact(result.identity, "engine")
+    if scenario is not None and engine not in (None, scenario.engine.name):
+        raise BadInput(name, str(engine), f"is another engine than the scenario's {scenario.engine.name}")
     return scenario_for(scenario_of(result.identity, name) if scenario is None else scenario, result)
 
 

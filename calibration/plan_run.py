@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -105,6 +106,9 @@ def save(done: Calibration, path: Path, driver: str | None = None) -> ProfileFil
     return content
 
 
+POOR = 0.15  # a figure that a fit has seen should be nearer
+
+
 def coefficients_text(fit: FitResult) -> str:
     """The free coefficients with intervals, and what the evidence did with each."""
     lines = [f"{'coefficient':<22}{'value':>12}{'90 % interval':>26}  {'unit':<16}  status"]
@@ -115,7 +119,29 @@ def coefficients_text(fit: FitResult) -> str:
             f"{name:<22}{fit.value(name):>12.4g}{bounds:>26}  {BOUNDS[name].unit:<16}  {fit.status[name]}"
         )
     lines.append(f"steps deviate by {fit.structure:.1%} beyond what the coefficients explain")
-    return "\n".join(lines)
+    for name, errors in fit.residuals.items():
+        told = ", ".join(f"{key} {error:+.1%}" for key, error in errors.items() if math.isfinite(error))
+        if told:
+            lines.append(f"reproduces {name}: {told}")
+    return "\n".join([*lines, *warnings(fit)])
+
+
+def warnings(fit: FitResult) -> list[str]:
+    """What speaks against a fit, although it ended well."""
+    found = []
+    if stuck := [name for name, status in fit.status.items() if status == "at bound"]:
+        found.append(
+            f"WARNING: {', '.join(stuck)} would leave what physics allows: the runs, their GPU or their "
+            "flags may not be those of the scenario, or a client or another process slowed them"
+        )
+    known = [e for errors in fit.residuals.values() for e in errors.values() if math.isfinite(e)]
+    worst = max(map(abs, known), default=0.0)
+    if worst > POOR:
+        found.append(
+            f"WARNING: a figure that the fit has seen is still {worst:.0%} off; do not rely on the profile "
+            "before you know why"
+        )
+    return found
 
 
 def summary(done: Calibration) -> str:

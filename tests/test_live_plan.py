@@ -17,6 +17,7 @@ from calibration.live.plan import (
     CALIBRATION_SECONDS,
     CONCURRENCIES,
     Load,
+    calibration_rounds,
     first_prior,
     loads,
     next_prior,
@@ -76,6 +77,12 @@ def test_repeats_send_the_same_requests_unless_the_cache_would_know_them() -> No
     for setting in settings():
         seeds = [load.spec.seed for load in loads(setting, 2.0, 1.0, 3) if load.label == "poisson-50"]
         assert len(set(seeds)) == (3 if setting.name == "prefix-on" else 1)
+
+
+def test_a_short_calibration_has_fewer_rounds() -> None:
+    shares = [setting.share * CALIBRATION_SECONDS for setting in settings()]
+    assert [calibration_rounds(seconds, 3) for seconds in shares] == [3, 3, 2]
+    assert [calibration_rounds(seconds / 2, 3) for seconds in shares] == [3, 2, 1]
 
 
 def test_no_two_loads_share_prompts() -> None:
@@ -224,7 +231,7 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
     )
     how = Validation(("vllm",), tmp_path / "half", tmp_path / "out", repeats=2, quick=True)
     plan = design(subject.scenario, budget=40.0, prior=prior)
-    run = SettingRun(setting, subject, plan, prior, how)
+    run = SettingRun(setting, subject, plan, prior, how, rounds=2)
     results: dict[str, BenchResult] = {}
     while points := run.more(results):
         for point in points:

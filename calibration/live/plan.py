@@ -17,6 +17,9 @@ MAX_SEQS = 16
 CONCURRENCIES = (1, 2, 4, 8, 16)
 RATE_SHARES = (0.50, 0.85)  # of the capacity that the calibrated model gives
 MIXED_SHARE = 0.60  # and of its own capacity for the load of mixed lengths
+ROUND_SECONDS = (
+    20.0  # of calibration: in less, an engine that is a good deal slower than believed shows nothing
+)
 AGAIN = 10_000  # between the seeds of a calibration run and of its repeat
 CALIBRATION_SECONDS = 270.0  # of load, over all settings; warm-ups come on top, and all stays below 5 minutes
 
@@ -156,11 +159,16 @@ def loads(
     return placed
 
 
-def in_turn(calibration: Sequence[PlannedRun], found: Sequence[Load]) -> list[Load | PlannedRun]:
-    """The loads round by round, and before each round but the first the calibration's runs again."""
+def calibration_rounds(seconds: float, repeats: int) -> int:
+    """Rounds that so many seconds of calibration are worth: as many as the loads have, but none too short."""
+    return max(1, min(repeats, int(seconds / ROUND_SECONDS)))
+
+
+def in_turn(calibration: Sequence[PlannedRun], found: Sequence[Load], rounds: int) -> list[Load | PlannedRun]:
+    """The loads round by round; before all but the first of `rounds` the calibration's runs again."""
     order: list[Load | PlannedRun] = []
     for repeat in sorted({load.repeat for load in found}):
-        if repeat:
+        if 0 < repeat < rounds:
             order += [
                 replace(
                     run,

@@ -29,6 +29,7 @@ from calibration.live.plan import (
     MIXED,
     Load,
     Setting,
+    calibration_rounds,
     first_prior,
     in_turn,
     loads,
@@ -88,8 +89,10 @@ class SettingRun:
     is measured again before every further round of the loads, so that the fit sees the host that they see.
     """
 
-    def __init__(self, setting: Setting, subject: Subject, plan: Plan, prior: Prior, how: Validation) -> None:
-        """`plan` is for one round."""
+    def __init__(
+        self, setting: Setting, subject: Subject, plan: Plan, prior: Prior, how: Validation, rounds: int
+    ) -> None:
+        """`plan` is for one of the calibration's `rounds`."""
         self.setting = setting
         self.subject = subject
         self.loads: list[Load] = []
@@ -97,6 +100,7 @@ class SettingRun:
         self.cores: set[int] = set()
         self._prior = prior
         self._how = how
+        self._rounds = rounds
         self.director = Director(subject.scenario, plan, prior, steps_file(subject, self.options()))
         self._waiting: list[Load | PlannedRun] | None = None
 
@@ -137,7 +141,7 @@ class SettingRun:
             self._how.repeats,
             quick=self._how.quick,
         )
-        return in_turn(self.director.sent, found)
+        return in_turn(self.director.sent, found, self._rounds)
 
     def _calibrated(self, results: Mapping[str, BenchResult]) -> Calibration:
         in_order = [results[run.label] for run in self.director.sent if run.label in results]
@@ -212,9 +216,10 @@ def validate(how: Validation) -> Outcome:
         source = source_of(setting, how.model)
         (subject,) = subjects_of([source])
         prior = first_prior(subject.scenario.gpu) if before is None else next_prior(before)
-        budget = setting.share * CALIBRATION_SECONDS * (0.5 if how.quick else 1.0) / how.repeats
-        plan = design(subject.scenario, budget=budget, prior=prior)
-        run = SettingRun(setting, subject, plan, prior, how)
+        seconds = setting.share * CALIBRATION_SECONDS * (0.5 if how.quick else 1.0)
+        rounds = calibration_rounds(seconds, how.repeats)
+        plan = design(subject.scenario, budget=seconds / rounds, prior=prior)
+        run = SettingRun(setting, subject, plan, prior, how, rounds)
         with LiveTable() as reporter:
             found = run_engine(subject, (), run.options(), None, reporter, more=run.more)
         judged, before = run.outcome(dict(zip(run.sent, found, strict=False)))

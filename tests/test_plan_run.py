@@ -1,0 +1,58 @@
+"""What a calibration says of its own fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from calibration.from_files import loaded
+from calibration.parameters import default_prior, space_of
+from calibration.plan_run import coefficients_text
+from calibration.result import FitResult
+from sim.build import build_scenario
+from sim.errors import BadInput
+from sim.simulate import simulate
+from sim.steptime.roofline import ValidRange
+
+SCENARIO = build_scenario(
+    serve="vllm serve Qwen/Qwen3-14B", bench="vllm bench serve --num-prompts 5", gpu="H100"
+)
+
+
+def fitted(status: str, error: float) -> FitResult:
+    prior = default_prior(SCENARIO.gpu)
+    space = space_of(prior, ("gemm_flops",))
+    return FitResult(
+        efficiencies=prior.efficiencies,
+        space=space,
+        vector=space.start(),
+        covariance=np.diag([0.01**2]),
+        status={"gemm_flops": status},
+        structure=0.01,
+        residuals={"a.json": {"mean_ttft_ms": error, "mean_tpot_ms": float("nan")}},
+        rows=9,
+        rounds=2,
+        valid=ValidRange(),
+    )
+
+
+def test_a_good_fit_says_how_well_it_reproduces_its_runs() -> None:
+    text = coefficients_text(fitted("fitted", -0.017))
+    assert "reproduces a.json: mean_ttft_ms -1.7%" in text
+    assert "nan" not in text
+    assert "WARNING" not in text
+
+
+def test_bounds_and_figures_that_are_missed_are_warned_of() -> None:
+    text = coefficients_text(fitted("at bound", 0.42))
+    assert "WARNING: gemm_flops would leave what physics allows" in text
+    assert "still 42% off" in text
+
+
+def test_a_run_of_another_engine_is_no_evidence() -> None:
+    result = simulate(SCENARIO).result
+    theirs = replace(result, identity={**result.identity, "engine": "sglang"})
+    with pytest.raises(BadInput, match=r"a\.json.*sglang.*vllm"):
+        loaded(theirs, "a.json", SCENARIO)
