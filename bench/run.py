@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,10 @@ from sim.results import BenchResult
 from sim.workload.generate import generate
 
 More = Callable[[Mapping[str, BenchResult]], Sequence[Point]]
+
+
+# The step probe writes up to 0.2 s after a step; an engine that is stopped sooner takes the last with it [s].
+STEPS_WRITTEN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +104,8 @@ def run_engine(
                     results[point.label] = result
                     if _subjects(result) & {"engine_died"}:
                         return _in_order(asked, results)
+                    if options.launch.probe:
+                        time.sleep(STEPS_WRITTEN)
                 todo = next_round()
     return _in_order(asked, results)
 
