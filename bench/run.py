@@ -104,8 +104,6 @@ def run_engine(
                     results[point.label] = result
                     if _subjects(result) & {"engine_died"}:
                         return _in_order(asked, results)
-                    if options.launch.probe:
-                        time.sleep(STEPS_WRITTEN)
                 todo = next_round()
     return _in_order(asked, results)
 
@@ -176,6 +174,8 @@ def _run_point(
         seen = watcher.finish()
     with uninterrupted():
         context = Context(subject, point, live, seen, begun[0], warmup_failures, key)
+        if options.launch.probe:
+            time.sleep(STEPS_WRITTEN)
         result = complete(result, context)
         write_files(path, result, seen, begun[0])
         if options.plots:
