@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
-from sim.cli.plan import MAX_RATE, number
-from sim.cli.whatif import whole
+from sim.cli.plan import MAX_RATE
+from sim.commands.numbers import real, whole
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
@@ -89,20 +89,26 @@ def cluster(
     if (prefill is None) != (decode is None):
         raise BadInput("--prefill", prefill, "goes together with --decode")
     if prefill is not None and decode is not None:
-        members = split_members(scenarios, whole("--prefill", prefill), whole("--decode", decode), known)
+        members = split_members(
+            scenarios, whole("--prefill", prefill, 1), whole("--decode", decode, 1), known
+        )
     else:
         members = equal_members(scenarios, replicas, known)
     spec: WorkloadSpec | None = scenarios[0].workload
     cap = scenarios[0].workload.max_concurrency
     if traffic is not None:
-        rate = None if traffic_rate is None else number("--traffic-rate", traffic_rate, MAX_RATE)
+        rate = (
+            None
+            if traffic_rate is None
+            else real("--traffic-rate", traffic_rate, above=0.0, maximum=MAX_RATE)
+        )
         sessions, cap = read_traffic(traffic).generate(scenarios[0].seed, rate), None
         spec = None
     elif traffic_rate is not None:
         raise BadInput("--traffic-rate", traffic_rate, "goes with --traffic; else use --set request-rate=…")
     else:
         sessions = singles(generate(scenarios[0].workload))
-    wire = Link(number("--link", link) * 1e9, number("--link-latency", link_latency) / 1e3)
+    wire = Link(real("--link", link, above=0.0) * 1e9, real("--link-latency", link_latency, above=0.0) / 1e3)
     outcomes = [
         (
             name,
@@ -136,7 +142,7 @@ def equal_members(scenarios: list[Scenario], replicas: str, profile: Profile | N
     """Replicas of each scenario; one number for all of them, or one for each."""
     from sim.planning.cluster import Member
 
-    counts = [whole("--replicas", word) for word in replicas.split(",")]
+    counts = [whole("--replicas", word, 1) for word in replicas.split(",")]
     if len(counts) == 1:
         counts *= len(scenarios)
     if len(counts) != len(scenarios):

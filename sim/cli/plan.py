@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
-from sim.cli.whatif import whole
+from sim.commands.numbers import real, whole
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
@@ -119,8 +118,8 @@ def plan(
     question = Question(
         slos=parse_slos(texts, goodput),
         kind=kind,
-        rate=None if rate is None else number("--rate", rate, MAX_RATE),
-        peak_factor=number("--peak-factor", peak_factor, MAX_PEAK)
+        rate=None if rate is None else real("--rate", rate, above=0.0, maximum=MAX_RATE),
+        peak_factor=real("--peak-factor", peak_factor, above=0.0, maximum=MAX_PEAK)
         if peak_factor
         else day.peak_factor
         if day
@@ -131,13 +130,13 @@ def plan(
         tps=parse_sizes("--tp", tp),
         prices=None if price is None else read_prices(price),
         utilisation=share,
-        effort=Effort(whole("--prompts", prompts, 100), whole("--seeds", seeds)),
+        effort=Effort(whole("--prompts", prompts, 100), whole("--seeds", seeds, 1)),
         with_error=not no_model_error,
     )
     answer = make_plan(
         source,
         question,
-        pool=Cores(whole("--jobs", jobs) if jobs else os.cpu_count() or 1),
+        pool=Cores(whole("--jobs", jobs, 1) if jobs else os.cpu_count() or 1),
         profile=None if profile is None else load_profile(profile),
     )
     write_plan(answer, json_to, plot, html_to)
@@ -182,20 +181,3 @@ def day_from_text(text: str) -> DailyProfile:
         return DailyProfile(tuple(float(word) for word in text.split(",")))
     except ValueError:
         raise BadInput("--daily", text, "must be 24 numbers separated by commas") from None
-
-
-def number(flag: str, text: str, high: float = math.inf) -> float:
-    """A finite number above 0 and at most `high`.
-
-    Raises:
-        BadInput: anything else.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not (value > 0 and math.isfinite(value)):
-        raise BadInput(flag, text, "must be a number above 0")
-    if value > high:
-        raise BadInput(flag, text, f"must be at most {high:,.0f}")
-    return value

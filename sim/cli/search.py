@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
-from sim.cli.whatif import whole
+from sim.commands.numbers import whole
 from sim.errors import BadInput
 
 
@@ -90,9 +90,9 @@ def search(
         parse_space(over),
         objectives,
         kind=kind,
-        effort=Effort(whole("--prompts", prompts, 100), whole("--seeds", seeds)),
+        effort=Effort(whole("--prompts", prompts, 100), whole("--seeds", seeds, 1)),
         candidates=whole("--candidates", candidates, 2),
-        pool=Cores(whole("--jobs", jobs) if jobs else os.cpu_count() or 1),
+        pool=Cores(whole("--jobs", jobs, 1) if jobs else os.cpu_count() or 1),
         profile=None if profile is None else load_profile(profile),
     )
     if json_to != "-":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
+from sim.commands.numbers import whole
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def whatif(
         {"--json": json_to, "--plot": plot, "--html": html_to, "--out": out},
         [*inputs.reads([source]), profile],
     )
-    replications = whole("--seeds", seeds)
+    replications = whole("--seeds", seeds, 1)
     dimensions = parse_vary(vary)
     total = count_points(dimensions, grid)
     if total > MAX_POINTS and not yes:
@@ -96,7 +97,7 @@ def whatif(
     sweep = Sweep(
         backend=backend,
         address=address,
-        workers=whole("--jobs", jobs) if jobs is not None else 1 if few else None,
+        workers=whole("--jobs", jobs, 1) if jobs is not None else 1 if few else None,
         out=out,
         progress=ShownProgress(),
     )
@@ -165,18 +166,3 @@ class ShownProgress:
         elif done < total and self._clock() - self._last >= PAUSE:
             self._last = self._clock()
             click.echo(text, err=True)
-
-
-def whole(flag: str, text: str, low: int = 1) -> int:
-    """A whole number of at least `low`.
-
-    Raises:
-        BadInput: anything else.
-    """
-    try:
-        value = int(text)
-    except ValueError:
-        value = low - 1
-    if value < low:
-        raise BadInput(flag, text, f"must be a whole number of at least {low}")
-    return value

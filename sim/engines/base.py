@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from sim.request import Request
@@ -77,6 +78,8 @@ class StepPlan:
             zero hits included.
         crowd, crowd_context: decodes that `scheduled` does not list (see `Leaping`), and the sum over them of
             start + 1.
+        head, head_context: how many of the first chunks are known to be sampled decodes, and the sum over
+            them of start + 1, so that nobody needs to look at each of them again.
     """
 
     step: int
@@ -86,15 +89,17 @@ class StepPlan:
     cached: list[tuple[str, int]] = field(default_factory=list)
     crowd: int = 0
     crowd_context: int = 0
+    head: int = 0
+    head_context: int = 0
 
     def shape(self) -> StepShape:
         """Sum the batch up for pricing."""
-        if not self.scheduled:
-            return decodes(self.kind, self.crowd, self.crowd_context)
+        decode_seqs = sampled = self.crowd + self.head
+        decode_context = self.crowd_context + self.head_context
+        if len(self.scheduled) == self.head:
+            return decodes(self.kind, decode_seqs, decode_context)
         prefill_tokens = prefill_seqs = pairs = prefill_context = 0
-        decode_seqs = sampled = self.crowd
-        decode_context = self.crowd_context
-        for _, start, n, samples in self.scheduled:
+        for _, start, n, samples in islice(self.scheduled, self.head, None):
             if n == 1:
                 decode_seqs += 1
                 decode_context += start + 1

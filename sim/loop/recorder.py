@@ -97,6 +97,7 @@ class Recorder:
         self._status = bytearray()
         self._num_sent = 0
         self._group: dict[Track, None] = {}
+        self._named: list[str] | None = None
         self._ended: list[Track] = []
         self._emissions = 0
         self._last_base = 0.0
@@ -173,6 +174,8 @@ class Recorder:
             Whether anybody got a token.
         """
         group, tracks, cost = self._group, self.tracks, self._cost
+        if left or joined or self._ended:
+            self._named = None
         base = now if now >= self._output_free else self._output_free
         if left:
             leaving = [track for track in map(tracks.get, left) if track is not None and track in group]
@@ -199,14 +202,17 @@ class Recorder:
         return True
 
     def emit_ids(self, now: float, ids: list[str]) -> None:
-        """One token for each of `ids`, in processing order: they are the group from now on."""
+        """One token for each of `ids`, in processing order: they are the group from now on.
+
+        The list is kept: it must not change later.
+        """
         if not ids:
+            return
+        if ids == self._named and not self._ended:
+            self.emit(now)
             return
         named = [self.tracks[request_id] for request_id in ids]
         group = self._group
-        if not self._ended and len(named) == len(group) and named == list(group):
-            self.emit(now)
-            return
         present = dict.fromkeys(named)
         left = [track.request.request_id for track in group if track not in present]
         joined = [track.request.request_id for track in named if track not in group]
@@ -215,6 +221,7 @@ class Recorder:
             left = [track.request.request_id for track in group]
             joined = ids
         self.emit(now, left, joined)
+        self._named = ids
 
     def emit_run(self, times: tuple[float, float, float], count: int) -> None:
         """`count` emissions to an unchanging group.

@@ -70,7 +70,6 @@ class LeapingVllmScheduler(VllmScheduler):
         self._partial: ParkedRequest | None = None
         self._left: deque[tuple[int, list[str]]] = deque()
         self._blocked = False
-        self._is_async = config.async_scheduling
 
     def _new_request(self, request: Request) -> EngineRequest:
         table = self.block_pool.new_table(request.request_id, request.prompt)
@@ -200,7 +199,7 @@ class LeapingVllmScheduler(VllmScheduler):
         if batch:
             for request, chunk in zip(_own(batch), plan.scheduled, strict=True):
                 if request.anchor is None:
-                    self._take_result(request, chunk, result)
+                    self._take_result(request, chunk.samples, result)
                     continue
                 known = request.anchor + call + 1 - request.num_prompt_tokens
                 result.new_tokens.append((request.request_id, known))
@@ -210,22 +209,6 @@ class LeapingVllmScheduler(VllmScheduler):
             self._blocked = False
             self._finished_unannounced = True
         return result
-
-    def _take_result(self, request: ParkedRequest, chunk: ScheduledChunk, result: StepResult) -> None:
-        """What `VllmScheduler.update` does for one entry of a batch."""
-        if request.num_stale_results:
-            request.num_stale_results -= 1
-        if request.finished or not chunk.samples:
-            return
-        request.num_tokens += 1
-        num_outputs = request.num_tokens - request.num_prompt_tokens
-        result.new_tokens.append((request.request_id, num_outputs))
-        if request.num_output_placeholders:
-            self._replace_placeholder(request)
-        if request.request.samples_stop(num_outputs):
-            self._finish(request, "stop", result)
-        elif request.num_tokens >= request.length_limit:
-            self._finish(request, "length", result)
 
     def _end(self, request: ParkedRequest, result: StepResult) -> None:
         """The result just processed ends a parked request."""
@@ -275,7 +258,6 @@ class LeapingVllmScheduler(VllmScheduler):
         result = min(call, self._in_flight[0][0].step - 1) if self._in_flight else call
         request.num_computed_tokens = anchor + call
         request.num_tokens = anchor + result + 1
-        request.num_output_placeholders = call - result
         table, size = request.table, self.config.block_size
         more = -(-(anchor + call) // size) - table.num_blocks
         table.num_blocks += more

@@ -60,7 +60,9 @@ class VllmScheduler:
         self._token_budget = min(
             config.max_num_batched_tokens, config.max_num_scheduled_tokens or config.max_num_batched_tokens
         )
-        self._placeholders_per_step = int(config.async_scheduling)
+        self._is_async = config.async_scheduling
+        # What a decoding request's known tokens are ahead of the computed ones when a call is made.
+        self._decode_lead = 0 if config.async_scheduling else 1
         self._by_priority = config.scheduling_policy == "priority"
         self._num_usable_blocks = config.num_gpu_blocks - 1
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
@@ -110,11 +112,12 @@ class VllmScheduler:
 
         Raises EngineStuck if the engine would go round in circles without ever computing anything again.
         """
-        plan = StepPlan(self._num_steps, "mixed")
+        plan = StepPlan(self._num_steps, "mixed", [], [], [])
         self._num_steps += 1
         batch: list[EngineRequest] = []
         threshold = self.config.prefill_threshold(len(self.running) + self.waiting.size)
-        budget = self._schedule_running(plan, batch, threshold, self._token_budget)
+        budget = self._token_budget - self._schedule_decodes(plan, batch)
+        budget = self._schedule_running(plan, batch, threshold, budget, plan.head)
         if not plan.preempted:
             self._schedule_waiting(plan, batch, threshold, budget)
         if batch:
@@ -127,27 +130,25 @@ class VllmScheduler:
 
     def update(self, plan: StepPlan) -> StepResult:
         """Process the result of a plan. Plans without a batch have none and are ignored."""
-        result = StepResult()
+        result = StepResult([], [], [])
         if not plan.scheduled:
             return result
         expected, batch = self._in_flight.popleft()
         if expected is not plan:
             raise ValueError(f"the result of step {expected.step} is due before that of step {plan.step}")
         new_tokens = result.new_tokens
-        for request, chunk in zip(batch, plan.scheduled, strict=True):
-            if request.num_stale_results:
-                request.num_stale_results -= 1
-            if request.finished or not chunk.samples:
+        for request in batch[: plan.head]:
+            num_tokens = request.num_tokens + 1
+            if num_tokens >= request.notice_at:
+                self._take_result(request, True, result)
                 continue
-            num_tokens = request.num_tokens = request.num_tokens + 1
+            request.num_tokens = num_tokens
             num_outputs = num_tokens - request.num_prompt_tokens
             new_tokens.append((request.request_id, num_outputs))
-            if request.num_output_placeholders:  # none in synchronous mode, none after a preemption
-                self._replace_placeholder(request)
-            if request.request.samples_stop(num_outputs):  # counts before any length limit
+            if request.samples_stop(num_outputs):
                 self._finish(request, "stop", result)
-            elif num_tokens >= request.length_limit:
-                self._finish(request, "length", result)
+        for request, chunk in zip(batch[plan.head :], plan.scheduled[plan.head :], strict=True):
+            self._take_result(request, chunk.samples, result)
         if result.finished:
             self.running = [request for request in self.running if not request.finished]
             self._finished_unannounced = True
@@ -167,6 +168,46 @@ class VllmScheduler:
 
     # -- the running loop ---------------------------------------------------------------------------------
 
+    def _schedule_decodes(self, plan: StepPlan, batch: list[EngineRequest]) -> int:
+        """Give the first of the running requests a token each, up to one for which more is to be decided.
+
+        Returns:
+            How many: `plan.head`.
+        """
+        lead, scheduled, context = self._decode_lead, plan.scheduled, 0
+        head = self.running[: self._token_budget]
+        for request in head:
+            start = request.num_computed_tokens
+            if request.num_tokens - start != lead:
+                break
+            if start >= request.plain_until and not self._prepare_decodes(request):
+                break
+            end = request.num_computed_tokens = start + 1
+            context += end
+            scheduled.append(new_tuple(ScheduledChunk, (request.request, start, 1, True)))
+        plan.head, plan.head_context = len(scheduled), context
+        batch += head[: plan.head]
+        return plan.head
+
+    def _prepare_decodes(self, request: EngineRequest) -> bool:
+        """Take the block that the next token of a decoding request needs, and hash the one that is full.
+
+        Returns:
+            Whether that could be done; False where a limit or the room left has something to decide.
+        """
+        computed, known, table = request.num_computed_tokens, request.num_tokens, request.table
+        if computed >= request.length_limit - 1:
+            return False
+        if computed == table.capacity:
+            if not self.block_pool.num_free_blocks:
+                return False
+            self.block_pool.allocate(table, 1)
+        if table.hash_at <= known:
+            self.block_pool.register(table, known)
+        request.plain_until = min(request.length_limit - 1, table.capacity, table.hash_at - self._decode_lead)
+        request.notice_at = min(request.length_limit, table.hash_at + 1)
+        return True
+
     def _schedule_running(
         self, plan: StepPlan, batch: list[EngineRequest], threshold: int, budget: int, index: int = 0
     ) -> int:
@@ -178,7 +219,7 @@ class VllmScheduler:
         while index < len(running) and budget > 0:
             request = running[index]
             computed = request.num_computed_tokens
-            placeholders = request.num_output_placeholders
+            placeholders = self._placeholders(request)
             if placeholders and computed + 2 - placeholders >= request.max_total_tokens:
                 index += 1  # the steps in flight bring it to max_tokens
                 continue
@@ -207,6 +248,10 @@ class VllmScheduler:
             index += 1
         return budget
 
+    def _placeholders(self, request: EngineRequest) -> int:
+        """Tokens that steps in flight are generating for it; synchronous calls know of none."""
+        return max(0, request.num_computed_tokens + 1 - request.num_tokens) if self._is_async else 0
+
     def _preempt(self) -> tuple[EngineRequest, int]:
         """Send one running request back to the queue. Returns it and the position that it had."""
         position = len(self.running) - 1
@@ -214,8 +259,7 @@ class VllmScheduler:
             position = max(range(len(self.running)), key=lambda i: self.running[i].sort_key)
         victim = self.running.pop(position)
         self.block_pool.free(victim.table)
-        victim.num_computed_tokens = 0
-        victim.num_output_placeholders = 0
+        victim.num_computed_tokens = victim.plain_until = victim.notice_at = 0
         victim.num_stale_results = sum(victim in batch for _, batch in self._in_flight)
         self.waiting.add_preempted(victim)
         return victim, position
@@ -227,7 +271,11 @@ class VllmScheduler:
             return 0
         position = batch.index(victim)
         del batch[position]
-        return plan.scheduled.pop(position).num_tokens
+        chunk = plan.scheduled.pop(position)
+        if position < plan.head:
+            plan.head -= 1
+            plan.head_context -= chunk.start + 1
+        return chunk.num_tokens
 
     # -- the waiting loop ---------------------------------------------------------------------------------
 
@@ -280,24 +328,33 @@ class VllmScheduler:
     def _run(self, request: EngineRequest, num_new: int, plan: StepPlan, batch: list[EngineRequest]) -> None:
         """Put a chunk into the batch. Its full blocks can be hit at once, even within this call."""
         start, known = request.num_computed_tokens, request.num_tokens
+        samples = start + num_new >= known + self._placeholders(request)
         end = request.num_computed_tokens = start + num_new
         if request.table.hash_at <= end:
             self.block_pool.register(request.table, min(end, known))
-        samples = end >= known + request.num_output_placeholders
-        if samples:
-            request.num_output_placeholders += self._placeholders_per_step
         batch.append(request)
         plan.scheduled.append(new_tuple(ScheduledChunk, (request.request, start, num_new, samples)))
 
-    def _replace_placeholder(self, request: EngineRequest) -> None:
-        """A token that was in flight is known now, and may have completed a block."""
-        request.num_output_placeholders -= 1
-        computed = request.num_computed_tokens - request.num_output_placeholders
-        if request.table.hash_at <= computed:
-            self.block_pool.register(request.table, computed)
+    def _take_result(self, request: EngineRequest, samples: bool, result: StepResult) -> None:
+        """Process the result of one chunk."""
+        if request.num_stale_results:
+            request.num_stale_results -= 1
+        if request.finished or not samples:
+            return
+        num_tokens = request.num_tokens = request.num_tokens + 1
+        num_outputs = num_tokens - request.num_prompt_tokens
+        result.new_tokens.append((request.request_id, num_outputs))
+        # All tokens but the new one are computed, unless it was preempted: that may have completed a block.
+        if request.table.hash_at < num_tokens <= request.num_computed_tokens + 1:
+            self.block_pool.register(request.table, num_tokens - 1)
+        if request.samples_stop(num_outputs):  # counts before any length limit
+            self._finish(request, "stop", result)
+        elif num_tokens >= request.length_limit:
+            self._finish(request, "length", result)
 
     def _finish(self, request: EngineRequest, reason: FinishReason, result: StepResult) -> None:
         request.finished = True
+        request.notice_at = 0
         if request.num_computed_tokens:
             self.block_pool.free(request.table)
         else:  # preempted: it holds no block and stands in the queue
