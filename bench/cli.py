@@ -66,7 +66,13 @@ def launch_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @scenario_options
 @launch_flags
-@click.option("--concurrency", metavar="N,N,...", help="Closed-loop sweep: requests in flight.")
+@click.option(
+    "--concurrency",
+    "--max-concurrency",
+    "concurrency",
+    metavar="N,N,...",
+    help="Closed-loop sweep: requests in flight.",
+)
 @click.option("--request-rate", metavar="R,R,...", help="Open-loop sweep: requests/s, or inf.")
 @click.option("--num-prompts", metavar="N", help="Per point [default: max(20, 2 x concurrency) in sweeps].")
 @click.option("--num-warmups", metavar="N", help="Requests before each point, over its prompt shapes.")

@@ -5,7 +5,11 @@
 
 Calibrates a 0.5B-like model with made-up weights, plans the highest rate at which P90 TTFT stays within a
 multiple of what a lone request needs, then sends the same engine 85 % and 115 % of that rate. About ten
-minutes, or six with `--profile`; nothing else may run on the machine. Status 1: a verdict is not as planned.
+minutes a try, or six with `--profile`; nothing else may run on the machine.
+
+Status 1: a verdict is not as planned. Status 3: nothing was tested, because the host ran at another speed
+than when it was calibrated: all steps of a run, timed by the probe, together took over a tenth more or less
+than the profile prices them at. Another try is made then, up to `--tries`; never because of a verdict.
 
 Chance has a part in it: were the model exact, runs of 300 requests would be judged as planned in 99 of 100
 cases below and above; of 100 requests, in half of the cases above (simulated).
@@ -23,8 +27,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sim.figures.metrics import latencies  # noqa: E402 - a script beside the package
+from calibration.live.cores import leave_workers_alone  # noqa: E402 - a script beside the package
+from calibration.session import steps_within  # noqa: E402
+from sim.build import read_source  # noqa: E402
+from sim.figures.metrics import latencies  # noqa: E402
 from sim.figures.quantiles import percentile  # noqa: E402
+from sim.profile import load_profile  # noqa: E402
 from sim.results import BenchResult  # noqa: E402
 from sim.results_io.files import read_results  # noqa: E402
 from tests.real.dummy_model import HALF_B, write  # noqa: E402
@@ -38,11 +46,17 @@ ENV = {
 }
 SHARES = (0.85, 1.15)
 PERCENTILE = 90
+SAME_HOST = 0.10  # deviation of a run's steps from the calibration's that still leaves a test
+LOOK_AGAIN = 5.0  # seconds between looks for a new engine, whose workers get their cores to themselves
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One rate, judged: seconds of P90 TTFT as measured and as predicted for the same requests."""
+    """One rate, judged: seconds of P90 TTFT as measured and as predicted for the same requests.
+
+    Attributes:
+        host: the run's steps took so many times what the profile prices them at.
+    """
 
     share: float
     sent: float
@@ -50,6 +64,12 @@ class Verdict:
     predicted: float
     limit: float
     status: str
+    host: float
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the host was the one that was calibrated."""
+        return abs(self.host - 1.0) <= SAME_HOST
 
     @property
     def as_planned(self) -> bool:
@@ -60,7 +80,8 @@ class Verdict:
         word = "kept" if self.measured <= self.limit else "missed"
         return (
             f"at {self.share:.0%} ({self.sent:.3g} requests/s): p{PERCENTILE} ttft {self.measured:.2f} s, "
-            f"{word} (predicted {self.predicted:.2f} s; the run is {self.status})"
+            f"{word} (predicted {self.predicted:.2f} s; the run is {self.status}; "
+            f"its steps took {self.host:.2f} times the calibrated time{'' if self.is_test else ': NO TEST'})"
         )
 
 
@@ -80,14 +101,20 @@ def scenario_text(model: Path) -> str:
 def servecast(*words: str) -> None:
     """Run one command of ours; stops the script if it fails (an INVALID run is a result, not a failure)."""
     print("$ servecast", *words, flush=True)
-    done = subprocess.run([sys.executable, str(ROOT / "cli.py"), *words], cwd=ROOT, check=False)
-    if done.returncode not in (0, 3):
-        sys.exit(done.returncode)
+    child = subprocess.Popen([sys.executable, str(ROOT / "cli.py"), *words], cwd=ROOT)
+    while True:
+        try:
+            status = child.wait(LOOK_AGAIN)
+            break
+        except subprocess.TimeoutExpired:
+            leave_workers_alone(child.pid)
+    if status not in (0, 3):
+        sys.exit(status)
 
 
 def launch_words(program: str) -> list[str]:
     """How the engine is started."""
-    words = ["--launch", "process", "--program", program]
+    words = ["--launch", "process", "--probe", "--program", program]
     for name, value in ENV.items():
         words += ["--env", f"{name}={value}"]
     return words
@@ -116,6 +143,16 @@ def at_rate(folder: Path, rate: float) -> BenchResult:
     sys.exit(f"{folder}: nothing was measured at {rate:g} requests/s")
 
 
+def host_factor(steps: Path, scenario: Path, profile: Path, measured: BenchResult) -> float:
+    """Seconds that all steps of a run took, over what the profile prices them at."""
+    engine = read_source(file=scenario).build()
+    begun = float(measured.extra["probe"]["begun_s"])
+    timed = steps_within(steps, engine, [(begun, begun + measured.duration)])
+    model, _ = load_profile(profile).step_time(engine)
+    priced = sum(model.host_before(s) + model.gpu(s) + model.host_after(s) for s in timed.shapes)
+    return float(timed.seconds.sum()) / priced
+
+
 def plan(scenario: Path, profile: Path, factor: float, out: Path) -> tuple[float, float]:
     """(limit of P90 TTFT [s], planned capacity [requests/s])."""
     lone = out / "lone.json"
@@ -131,8 +168,42 @@ def plan(scenario: Path, profile: Path, factor: float, out: Path) -> tuple[float
     return limit, float(value)
 
 
-def main() -> int:
+def attempt(out: Path, args: argparse.Namespace) -> list[Verdict]:
     """Calibrate, plan, bench, judge."""
+    out.mkdir(parents=True, exist_ok=True)
+    model, scenario = out / "half-b", out / "capacity.yaml"
+    write(model, HALF_B)
+    scenario.write_text(scenario_text(model), encoding="utf-8")
+    launch = launch_words(args.program)
+    profile = args.profile
+    if profile is None:
+        profile = out / "profile.json"
+        runs = ["--budget", args.budget, "--result-dir", str(out / "calibration"), "--force"]
+        servecast("calibrate", str(scenario), "--out", str(profile), *runs, *launch)
+    limit, capacity = plan(scenario, profile, args.factor, out)
+    rates = [float(f"{capacity * share:.4g}") for share in SHARES]
+    prompts, runs_at = args.prompts, out / "measured"
+    words = ["--request-rate", ",".join(map(str, rates)), "--num-prompts", prompts, "--num-warmups", "1"]
+    servecast("bench", str(scenario), *words, "--result-dir", str(runs_at), "--force", *launch)
+    verdicts = []
+    for share, rate in zip(SHARES, rates, strict=True):
+        measured, predicted = at_rate(runs_at, rate), out / f"predicted-{rate}.json"
+        load = ["--set", f"request-rate={rate}", "--set", f"num-prompts={prompts}", "--json", str(predicted)]
+        seed = ["--seed", str(measured.identity["seed"])]
+        servecast("predict", str(scenario), *load, *seed, "--profile", str(profile))
+        told = late_ttft(read_results(predicted)[0])
+        sent = measured.aggregates.get("offered_rate") or rate
+        host = host_factor(next(runs_at.glob("*.steps.jsonl")), scenario, profile, measured)
+        verdicts.append(
+            Verdict(share, float(sent), late_ttft(measured), told, limit, measured.verdict.status, host)
+        )
+    print(f"\nobjective: p{PERCENTILE} ttft <= {limit:.2f} s; planned: {capacity:.3g} requests/s")
+    print(*verdicts, sep="\n", flush=True)
+    return verdicts
+
+
+def main() -> int:
+    """Try until the host holds still; judge then."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -142,36 +213,13 @@ def main() -> int:
     parser.add_argument("--budget", default="120", help="seconds of load for the calibration")
     parser.add_argument("--prompts", default="300", help="requests of each measured run")
     parser.add_argument("--factor", type=float, default=8.0, help="limit: so many times a lone P90 TTFT")
+    parser.add_argument("--tries", type=int, default=1, help="while the host's speed leaves nothing tested")
     args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    model, scenario = args.out / "half-b", args.out / "capacity.yaml"
-    write(model, HALF_B)
-    scenario.write_text(scenario_text(model), encoding="utf-8")
-    launch = launch_words(args.program)
-    profile = args.profile
-    if profile is None:
-        profile = args.out / "profile.json"
-        runs = ["--budget", args.budget, "--result-dir", str(args.out / "calibration"), "--force"]
-        servecast("calibrate", str(scenario), "--out", str(profile), *runs, *launch)
-    limit, capacity = plan(scenario, profile, args.factor, args.out)
-    rates = [float(f"{capacity * share:.4g}") for share in SHARES]
-    prompts, runs = args.prompts, args.out / "measured"
-    words = ["--request-rate", ",".join(map(str, rates)), "--num-prompts", prompts, "--num-warmups", "1"]
-    servecast("bench", str(scenario), *words, "--result-dir", str(runs), "--force", *launch)
-    verdicts = []
-    for share, rate in zip(SHARES, rates, strict=True):
-        measured, predicted = at_rate(runs, rate), args.out / f"predicted-{rate}.json"
-        load = ["--set", f"request-rate={rate}", "--set", f"num-prompts={prompts}", "--json", str(predicted)]
-        seed = ["--seed", str(measured.identity["seed"])]
-        servecast("predict", str(scenario), *load, *seed, "--profile", str(profile))
-        told = late_ttft(read_results(predicted)[0])
-        sent = measured.aggregates.get("offered_rate") or rate
-        verdicts.append(
-            Verdict(share, float(sent), late_ttft(measured), told, limit, measured.verdict.status)
-        )
-    print(f"\nobjective: p{PERCENTILE} ttft <= {limit:.2f} s; planned: {capacity:.3g} requests/s")
-    print(*verdicts, sep="\n")
-    return 0 if all(verdict.as_planned for verdict in verdicts) else 1
+    for number in range(1, args.tries + 1):
+        verdicts = attempt(args.out / str(number), args)
+        if all(verdict.is_test for verdict in verdicts):
+            return 0 if all(verdict.as_planned for verdict in verdicts) else 1
+    return 3
 
 
 if __name__ == "__main__":

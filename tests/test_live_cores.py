@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from calibration.live.cores import family, leave_workers_alone
+from calibration.live.cores import family, leave_workers_alone, own_cores_back
 
 SLEEPER = "import time; time.sleep(60)"
 PARENT = f"""
@@ -57,3 +57,11 @@ def test_nobody_moves_where_nobody_is_bound() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+@needs_cores
+def test_the_next_engine_starts_with_all_cores() -> None:
+    before = os.sched_getaffinity(0)
+    with own_cores_back():
+        os.sched_setaffinity(0, {max(before)})
+    assert os.sched_getaffinity(0) == before

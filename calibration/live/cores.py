@@ -8,7 +8,8 @@ API server wander over all cores. Where one of them meets the worker, steps take
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -42,6 +43,21 @@ def leave_workers_alone(root: int | None = None, proc: Path = Path("/proc")) -> 
             with suppress(OSError):
                 os.sched_setaffinity(thread, left)
     return taken
+
+
+@contextmanager
+def own_cores_back(proc: Path = Path("/proc")) -> Iterator[None]:
+    """Give this process its cores back: the next engine that it starts would inherit what is left."""
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        yield
+    finally:
+        for thread in _threads(os.getpid(), proc):
+            with suppress(OSError):
+                os.sched_setaffinity(thread, before)
 
 
 def family(root: int, proc: Path = Path("/proc")) -> list[int]:

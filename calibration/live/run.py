@@ -23,7 +23,7 @@ from bench.session import Subject
 from bench.sweep import Point
 from calibration.candidates import capacity
 from calibration.design import Plan, PlannedRun, design
-from calibration.live.cores import leave_workers_alone
+from calibration.live.cores import leave_workers_alone, own_cores_back
 from calibration.live.plan import (
     CALIBRATION_SECONDS,
     MIXED,
@@ -220,7 +220,7 @@ def validate(how: Validation) -> Outcome:
         rounds = calibration_rounds(seconds, how.repeats)
         plan = design(subject.scenario, budget=seconds / rounds, prior=prior)
         run = SettingRun(setting, subject, plan, prior, how, rounds)
-        with LiveTable() as reporter:
+        with own_cores_back(), LiveTable() as reporter:
             found = run_engine(subject, (), run.options(), None, reporter, more=run.more)
         judged, before = run.outcome(dict(zip(run.sent, found, strict=False)))
         outcomes.append(judged)
