@@ -12,7 +12,8 @@ from bench.prompts import PromptMaker, id_range
 from bench.stream import StreamReader
 from sim.errors import BadInput
 from sim.request import Request
-from tests.fakes.fault_server import Asked, FaultServer
+from tests.fakes.fault_server import FaultServer
+from tests.fakes.stream_server import Asked
 
 
 async def ask(
