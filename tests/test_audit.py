@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +8,9 @@ from click.testing import CliRunner
 
 from bench.audit.audit import audit
 from bench.audit.cli import audit as audit_command
-from bench.audit.combine import combine
 from bench.audit.facts import Run
 from bench.audit.finding import QUESTIONS, Finding, exit_status, in_order, verdict
-from bench.audit.quality import cold_from_aggregates, warmup
+from bench.audit.quality import cold_from_aggregates
 from bench.audit.reading import _of_result, read_material
 from bench.audit.text import WIDTH, render
 from cli import main
@@ -20,29 +18,8 @@ from sim.errors import BadInput
 from sim.explain.outcome import evaluate
 from sim.results import BenchResult
 from sim.results_io.files import write_result
+from tests.audit_runs import about, files, read, report
 from tests.explain_scenarios import printed, reference_source, run_of
-from tests.test_report import result
-
-
-def files(tmp_path, **texts: str) -> list[str]:
-    paths = []
-    for name, text in texts.items():
-        path = tmp_path / f"{name}.txt"
-        path.write_text(text)
-        paths.append(str(path))
-    return paths
-
-
-def read(paths: list[str], pool: int | None = None) -> tuple[Run, ...]:
-    runs = combine([read_material(path) for path in paths])
-    return tuple(run.with_(kv_given=pool) if pool else run for run in runs)
-
-
-def about(findings: list[Finding], question: str, run: str = "") -> str:
-    """All that is said to one question, as one text."""
-    own = [f for f in findings if f.question == question and (not run or not f.runs or run in f.runs)]
-    return " | ".join(f"{f.level} {f.title}: {f.evidence}. {f.effect}. {f.instead}" for f in own)
-
 
 # -- the published reports
 
@@ -136,35 +113,6 @@ def test_one_slow_request_is_found_from_any_sample():
 # -- each question by itself
 
 
-def report(**changes: object) -> Run:
-    """A plain run: 500 requests of 1000 + 100 tokens at concurrency 8, nothing wrong with it."""
-    figures: dict[str, float] = {
-        "completed": 500.0,
-        "failed": 0.0,
-        "duration": 500.0,
-        "total_input_tokens": 500_000.0,
-        "total_output_tokens": 50_000.0,
-        "output_throughput": 100.0,
-        "mean_ttft_ms": 400.0,
-        "median_ttft_ms": 390.0,
-        "p99_ttft_ms": 520.0,
-        "mean_tpot_ms": 76.0,
-        "mean_itl_ms": 76.0,
-        "median_itl_ms": 70.0,
-        "p99_itl_ms": 120.0,
-        "mean_e2el_ms": 7900.0,
-    }
-    settings = {"tool": "vllm bench serve", "max_concurrency": 8, "num_warmups": 5, "seed": 1}
-    settings |= {"dataset_name": "random"}
-    for key, value in changes.items():
-        if key in ("name", "engine", "kv_given", "view", "paired"):
-            continue
-        target = figures if isinstance(value, float) and key != "request_rate" else settings
-        target[key] = value
-    name, engine, pool = changes.get("name", "r"), changes.get("engine", {}), changes.get("kv_given", 100_000)
-    return Run(str(name), figures=figures, settings=settings, engine=engine, kv_given=pool)
-
-
 def test_a_clean_pair_is_comparable():
     findings = audit((report(name="a", seed=1), report(name="b", seed=2, engine={})))
     assert verdict(findings) == "comparable", [f for f in findings if f.level in ("care", "stop")]
@@ -243,217 +191,6 @@ def test_a_verdict_is_the_worst_of_its_findings():
     assert exit_status("comparable with care", strict=True) == 1
     assert exit_status("comparable", strict=True) == 0
     assert set(QUESTIONS) >= {"input", "client", "dimensions", "samples", "capacity"}
-
-
-# -- /metrics and logs
-
-METRICS = """# TYPE vllm:prefix_cache_queries_total counter
-vllm:prefix_cache_queries_total{{engine="0"}} {queries}
-vllm:prefix_cache_hits_total{{engine="0"}} {hits}
-vllm:prompt_tokens_total{{engine="0"}} {queries}
-vllm:generation_tokens_total{{engine="0"}} {generated}
-vllm:num_preemptions_total{{engine="0"}} {preemptions}
-vllm:request_success_total{{engine="0",finished_reason="length"}} {finished}
-"""
-ZERO = METRICS.format(queries=0, hits=0, generated=0, preemptions=0, finished=0)
-
-
-def test_a_warm_cache_contaminates_a_random_load(tmp_path):
-    after = METRICS.format(queries=50_000, hits=40_000, generated=5_000, preemptions=3, finished=50)
-    report_text = (
-        "Namespace(dataset_name='random', seed=7, num_prompts=50, max_concurrency=4, num_warmups=2)\n"
-        + "============ Serving Benchmark Result ============\nSuccessful requests: 50\nFailed requests: 0\n"
-        + "Benchmark duration (s): 50.0\nTotal input tokens: 50000\nTotal generated tokens: 5000\n"
-        + "Mean TTFT (ms): 90.0\nMean TPOT (ms): 20.0\n"
-    )
-    # The dumps come in the wrong order on purpose.
-    (run,) = read(files(tmp_path, after=after, before=ZERO, report=report_text))
-    assert run.hit_rate == (40_000.0, 50_000.0)
-    assert run.preemptions == 3
-    assert run.settings["num_warmups"] == 2
-    findings = audit((run,))
-    assert "CONTAMINATED" in about(findings, "cache")
-    assert verdict(findings) == "not comparable"
-    assert "2 warm-ups" in about(findings, "warmup")
-
-
-def test_dumps_of_another_run_are_not_taken_for_this_one(tmp_path):
-    after = METRICS.format(queries=900_000, hits=800_000, generated=70_000, preemptions=0, finished=900)
-    paths = files(tmp_path, c1=printed(run_of("vllm", 1)), before=ZERO, after=after)
-    findings = audit(read(paths))
-    assert "not of one run" in about(findings, "client")
-    assert "care CONTAMINATED" in about(findings, "cache")
-
-
-def test_one_dump_alone_tells_nothing_of_a_run(tmp_path):
-    after = METRICS.format(queries=50_000, hits=40_000, generated=5_000, preemptions=3, finished=50)
-    (run,) = read(files(tmp_path, after=after))
-    assert run.hit_rate is None
-    assert "before and one after" in about(audit((run,)), "cache")
-
-
-def test_a_percentile_in_the_last_bucket_is_only_a_bound(tmp_path):
-    text = "# TYPE vllm:e2e_request_latency_seconds histogram\n"
-    for edge, count in (("1.0", 10), ("30.0", 80), ("60.0", 96), ("+Inf", 100)):
-        text += f'vllm:e2e_request_latency_seconds_bucket{{engine="0",le="{edge}"}} {count}\n'
-    text += 'vllm:e2e_request_latency_seconds_count{engine="0"} 100\n'
-    text += 'vllm:e2e_request_latency_seconds_sum{engine="0"} 1800.0\n'
-    (run,) = read(files(tmp_path, dump=text))
-    assert run.server_quantile("e2e", 0.99).censored_at_least == 60.0
-    assert run.view.mean("e2e") == 18.0
-    told = about(audit((run,)), "percentiles")
-    assert "care P99 E2E lies in the +Inf bucket" in told
-    assert "at least 60 s, no upper bound" in told
-
-
-def ttft_dump(edges: dict[str, int], total: float, count: int) -> str:
-    text = "# TYPE sglang:time_to_first_token_seconds histogram\n"
-    for edge, below in edges.items():
-        text += f'sglang:time_to_first_token_seconds_bucket{{le="{edge}"}} {below}\n'
-    text += f"sglang:time_to_first_token_seconds_count{{}} {count}\n"
-    return text + f"sglang:time_to_first_token_seconds_sum{{}} {total}\n"
-
-
-def test_server_medians_differ_only_if_their_buckets_do(tmp_path):
-    one = ttft_dump({"0.2": 0, "0.4": 50, "+Inf": 50}, 15.0, 50)
-    other = ttft_dump({"0.25": 10, "0.5": 50, "+Inf": 50}, 15.0, 50)
-    far = ttft_dump({"0.6": 0, "0.8": 50, "+Inf": 50}, 35.0, 50)
-    same = tuple(read(files(tmp_path, a=one))) + tuple(read(files(tmp_path, b=other)))
-    assert "not told apart" in about(audit(same), "percentiles")
-    apart = (same[0], *read(files(tmp_path, c=far)))
-    assert "differ for certain" in about(audit(apart), "percentiles")
-
-
-def test_a_degenerate_histogram_is_distrusted(tmp_path):
-    after = "# TYPE vllm:time_to_first_token_seconds histogram\n"
-    before = after
-    for edge in ("0.001", "0.1", "1.0", "+Inf"):
-        before += f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="{edge}"}} 0\n'
-        after += f'vllm:time_to_first_token_seconds_bucket{{engine="0",le="{edge}"}} 900\n'
-    for name, value in (("count", 900), ("sum", 0.09)):
-        before += f'vllm:time_to_first_token_seconds_{name}{{engine="0"}} 0\n'
-        after += f'vllm:time_to_first_token_seconds_{name}{{engine="0"}} {value}\n'
-    paths = files(tmp_path, c1=printed(run_of("vllm", 1)), before=before, after=after)
-    told = about(audit(read(paths)), "percentiles")
-    assert "the server's TTFT is not to be trusted" in told
-    assert "all samples in first bucket" in told
-    assert "count mismatch" in told
-
-
-def test_data_parallel_engines_are_summed_and_their_imbalance_told(tmp_path):
-    def dump(first: int, second: int) -> str:
-        return "".join(
-            f'vllm:generation_tokens_total{{engine="{engine}"}} {tokens}\n'
-            f'vllm:request_success_total{{engine="{engine}"}} {tokens // 100}\n'
-            for engine, tokens in enumerate((first, second))
-        )
-
-    (run,) = read(files(tmp_path, before=dump(0, 0), after=dump(1000, 3000)))
-    assert run.completed == 40
-    assert "1.50 times its share" in about(audit((run,)), "percentiles")
-
-
-def test_waiting_requests_beside_a_half_empty_pool_are_no_headroom(tmp_path):
-    def dump(waiting: int, usage: float) -> str:
-        return (
-            f'vllm:num_requests_running{{engine="0"}} 12\nvllm:num_requests_waiting{{engine="0"}} {waiting}\n'
-            f'vllm:kv_cache_usage_perc{{engine="0"}} {usage}\n'
-        )
-
-    told = about(audit(read(files(tmp_path, dump=dump(30, 0.2)))), "percentiles")
-    assert "30 waited and 12 ran at the scrape, KV use 20%" in told
-    assert "no headroom" in told
-    assert "waiting for KV cache" in about(audit(read(files(tmp_path, full=dump(30, 0.99)))), "percentiles")
-    assert "waiting" not in about(audit(read(files(tmp_path, idle=dump(0, 0.2)))), "percentiles")
-
-
-def test_more_concurrency_than_the_pool_admits_is_counted_in_whole_blocks():
-    run = report(
-        completed=768.0,
-        total_input_tokens=768 * 8000.0,
-        total_output_tokens=768 * 1000.0,
-        max_concurrency=300,
-        kv_given=300_000,
-    )
-    assert run.fits() == 300_000 // 9008
-    assert run.fits(of_output=0.5) == 300_000 // 8512
-    assert "33 of 300 fit in the KV cache" in about(audit((run,)), "capacity")
-
-
-def test_other_coefficients_are_another_prediction():
-    first = report(name="a", engine={"engine_version": "0.28.0", "model_sha": "aa"})
-    second = report(name="b", seed=2, engine={"engine_version": "0.33.0", "model_sha": "bb"})
-    (one,) = [f for f in audit((first, second)) if f.question == "dimensions"]
-    assert one.level == "stop"
-    assert "model_sha aa to bb" in one.evidence
-    assert "engine version 0.28.0 to 0.33.0" in one.evidence
-
-
-LOG = (
-    "(EngineCore_DP0 pid=9) INFO 01-02 03:04:05 [core.py:1] Initializing a V1 LLM engine (v0.28.0) with "
-    "config: model='m', max_seq_len=8192, quantization=None\n"
-    "INFO 01-02 03:04:05 [kv_cache_utils.py:1] GPU KV cache size: {tokens} tokens\n"
-    "INFO 01-02 03:04:05 [kv_cache_utils.py:2] Maximum concurrency for 8,192 tokens per request: {times}x\n"
-)
-
-
-def test_the_log_s_pool_is_what_the_report_is_held_against(tmp_path):
-    paths = files(
-        tmp_path, c128=printed(run_of("vllm", 128)), log=LOG.format(tokens="194,896", times="23.79")
-    )
-    (run,) = read(paths)
-    assert run.kv_tokens == 194_896
-    assert "42 of 128 fit" in about(audit((run,)), "capacity")
-
-
-def test_a_hybrid_model_s_token_count_is_not_its_pool(tmp_path):
-    (run,) = read(files(tmp_path, log=LOG.format(tokens="50,000", times="20.00")))
-    assert run.kv_tokens == 20 * 8192
-    assert "the printed token count is not the pool" in about(audit((run,)), "capacity")
-
-
-def test_two_logs_are_compared_flag_by_flag(tmp_path):
-    one = LOG.format(tokens="100,000", times="12.21")
-    two = one.replace("quantization=None", "quantization=fp8").replace("max_seq_len=8192", "max_seq_len=4096")
-    findings = audit(read(files(tmp_path, one=one, two=two)))
-    assert "max_model_len 8192 to 4096" in about(findings, "dimensions")
-
-
-def test_commands_pasted_along_tell_the_settings(tmp_path):
-    text = (
-        "$ vllm serve Qwen/Qwen3-14B --max-num-seqs 64 \\\n    --kv-cache-dtype fp8\n"
-        "$ vllm bench serve --num-warmups 3 --num-prompts 20 --seed 9 --max-concurrency 1\n"
-        + printed(run_of("vllm", 1))
-    )
-    (run,) = read(files(tmp_path, paste=text))
-    assert run.engine["max_num_seqs"] == "64"
-    assert run.engine["kv_cache_dtype"] == "fp8"
-    assert (run.settings["seed"], run.settings["num_warmups"]) == (9, 3)
-
-
-def test_two_reports_in_one_paste_are_two_runs(tmp_path):
-    text = printed(run_of("vllm", 1)) + "\nand then\n" + printed(run_of("vllm", 128))
-    runs = read(files(tmp_path, paste=text))
-    assert [run.concurrency for run in runs] == [1, 128]
-
-
-def test_figures_without_a_report_are_read(tmp_path):
-    path = tmp_path / "figures.json"
-    run = {"completed": 20, "mean_ttft_ms": 523.85, "p50_ttft_ms": 310.47, "p99_ttft_ms": 3796.43}
-    path.write_text(json.dumps({"setting": {"max_model_len": 9}, "runs": [run, {**run, "seed": 4}]}))
-    runs = read([str(path)])
-    assert len(runs) == 2
-    assert "a cold start is in the window" in about(audit(runs), "warmup")
-
-
-def test_a_simulation_needs_no_warm_up(tmp_path):
-    made = result()  # one TTFT of 20 is nine times the others
-    for origin, findings in (("predicted", 0), ("measured", 1)):
-        path = tmp_path / f"{origin}.json"
-        write_result(replace(made, origin=origin), path)
-        runs = read([str(path)])
-        assert runs[0].result.origin == origin
-        assert len(warmup(runs)) == findings
 
 
 # -- results with requests
