@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from sim.request import Request
@@ -65,41 +64,105 @@ def decodes(kind: StepKind, sequences: int, context: int) -> StepShape:
     return new_tuple(StepShape, (kind, 0, 0, sequences, 0, 0, context, sequences))
 
 
-@dataclass(slots=True)
+class Holder(Protocol):
+    """What an engine keeps of one of its requests."""
+
+    request: Request
+
+
 class StepPlan:
     """What one scheduling call decided.
 
     Attributes:
         step: number of the call, from 0.
         kind: "idle" if nothing is to be run.
-        scheduled: chunks in batch order.
         preempted: ids of the victims of this call, in the order they were taken (SGLang: retracted).
         cached: (id, prefix-cache hit in tokens) for every request admitted or resumed by this call,
             zero hits included.
         crowd, crowd_context: decodes that `scheduled` does not list (see `Leaping`), and the sum over them of
             start + 1.
-        head, head_context: how many of the first chunks are known to be sampled decodes, and the sum over
-            them of start + 1, so that nobody needs to look at each of them again.
+        head, head_context: how many of the first chunks are known to be sampled decodes (see `decode_first`),
+            and the sum over them of start + 1.
     """
 
-    step: int
-    kind: StepKind
-    scheduled: list[ScheduledChunk] = field(default_factory=list)
-    preempted: list[str] = field(default_factory=list)
-    cached: list[tuple[str, int]] = field(default_factory=list)
-    crowd: int = 0
-    crowd_context: int = 0
-    head: int = 0
-    head_context: int = 0
+    __slots__ = (
+        "_chunks",
+        "_decoding",
+        "_starts",
+        "cached",
+        "crowd",
+        "crowd_context",
+        "head",
+        "head_context",
+        "kind",
+        "preempted",
+        "step",
+    )
+
+    def __init__(
+        self,
+        step: int,
+        kind: StepKind,
+        scheduled: list[ScheduledChunk] | None = None,
+        preempted: list[str] | None = None,
+        cached: list[tuple[str, int]] | None = None,
+        crowd: int = 0,
+        crowd_context: int = 0,
+    ) -> None:
+        self.step = step
+        self.kind = kind
+        self.preempted = [] if preempted is None else preempted
+        self.cached = [] if cached is None else cached
+        self.crowd = crowd
+        self.crowd_context = crowd_context
+        self.head = 0
+        self.head_context = 0
+        self._chunks = [] if scheduled is None else scheduled
+        self._decoding: Sequence[Holder] = ()
+        self._starts: Sequence[int] = ()
+
+    @property
+    def scheduled(self) -> list[ScheduledChunk]:
+        """Chunks in batch order."""
+        if self._starts:
+            self._chunks[:0] = [
+                new_tuple(ScheduledChunk, (holder.request, start, 1, True))
+                for holder, start in zip(self._decoding, self._starts, strict=True)
+            ]
+            self._decoding = self._starts = ()
+        return self._chunks
+
+    @scheduled.setter
+    def scheduled(self, chunks: list[ScheduledChunk]) -> None:
+        self._chunks, self._decoding, self._starts = chunks, (), ()
+
+    def decode_first(self, requests: Sequence[Holder], starts: Sequence[int]) -> None:
+        """Let the batch begin with the token at `starts[i]` of `requests[i]`, sampling one for each.
+
+        Only once, and before anything else is added. Chunks are made of them when somebody asks for
+        `scheduled`, which few do.
+        """
+        self._decoding, self._starts = requests, starts
+        self.head = len(starts)
+        self.head_context = sum(starts) + len(starts)
+
+    def add(self, chunk: ScheduledChunk) -> None:
+        """Put a chunk at the end of the batch."""
+        self._chunks.append(chunk)
+
+    def behind_head(self) -> list[ScheduledChunk]:
+        """The chunks behind the first `head`."""
+        return self._chunks if self._starts else self._chunks[self.head :]
 
     def shape(self) -> StepShape:
         """Sum the batch up for pricing."""
         decode_seqs = sampled = self.crowd + self.head
         decode_context = self.crowd_context + self.head_context
-        if len(self.scheduled) == self.head:
+        chunks = self.behind_head()
+        if not chunks:
             return decodes(self.kind, decode_seqs, decode_context)
         prefill_tokens = prefill_seqs = pairs = prefill_context = 0
-        for _, start, n, samples in islice(self.scheduled, self.head, None):
+        for _, start, n, samples in chunks:
             if n == 1:
                 decode_seqs += 1
                 decode_context += start + 1

@@ -17,6 +17,7 @@ import simpy
 
 from sim.engines.base import Leaping, StepPlan, StepResult, StepShape, decodes, new_tuple
 from sim.engines.glue import Limits
+from sim.loop.moments import Clock
 from sim.loop.pricing import DecodePrices, Line, Price
 from sim.loop.recorder import Recorder
 from sim.loop.replica import InFlight, Replica, add_time
@@ -71,7 +72,7 @@ class LeapingReplica(Replica):
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         scheduler: Leaping,
         step_time: StepTimeModel,
         recorder: Recorder,

@@ -11,10 +11,18 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from sim.engines.base import FinishReason, QueueState, Scheduler, StepPlan, StepResult, StepShape
+from sim.engines.base import (
+    FinishReason,
+    QueueState,
+    Scheduler,
+    StepPlan,
+    StepResult,
+    StepShape,
+    new_tuple,
+)
 from sim.engines.glue import Limits
 from sim.errors import EngineStuck
-from sim.loop.moments import at
+from sim.loop.moments import Clock, at
 from sim.loop.recorder import Recorder
 from sim.request import Request
 from sim.steptime.base import StepTimeModel
@@ -115,7 +123,7 @@ class Replica:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         scheduler: Scheduler,
         step_time: StepTimeModel,
         recorder: Recorder,
@@ -188,7 +196,7 @@ class Replica:
                 shape = plan.shape()
                 self._note_plan(plan, env.now)
                 host = self._step_time.host_before(shape)
-                if host:
+                if host and not env.skip(host):
                     yield env.timeout(host)
                 if plan.kind != "idle":
                     in_flight.append(self._launch(plan, shape, env.now))
@@ -202,10 +210,11 @@ class Replica:
                 continue
             if in_flight:
                 step = in_flight.popleft()
-                if step.end > env.now:
-                    yield env.timeout(step.end - env.now)
+                rest = step.end - env.now
+                if rest > 0.0 and not env.skip(rest):
+                    yield env.timeout(rest)
                 result = scheduler.update(step.plan)
-                if step.after:
+                if step.after and not env.skip(step.after):
                     yield env.timeout(step.after)
                 self._deliver(step, result, env.now)
             elif came_to_nothing:
@@ -244,27 +253,25 @@ class Replica:
         self._state = state
 
     def _launch(self, plan: StepPlan, shape: StepShape, now: float) -> InFlight:
-        usage = self.usage
-        start = max(now, self._device_free)
-        resource: str | None = None
+        usage, model = self.usage, self._step_time
+        idle, start = now - self._device_free, max(now, self._device_free)
         if self._assess is None:
-            duration = self._step_time.gpu(shape)
+            duration = self._throttle.seconds(shape, start, model.gpu(shape))
         else:
             duration, resource = self._assess(shape)
-        duration = self._throttle.seconds(shape, start, duration)
-        if resource is not None:
+            duration = self._throttle.seconds(shape, start, duration)
             add_time(usage.device, resource, duration)
-        if start > self._device_free:
-            add_time(usage.device, "host", start - self._device_free)
-        self._device_free = start + duration
+        if idle > 0.0:
+            add_time(usage.device, "host", idle)
+        end = self._device_free = start + duration
         usage.steps += 1
-        if reason := self._kept_out(shape):
+        if self._state.num_waiting and (reason := self._kept_out(shape)):
             add_time(usage.waiting, reason, duration)
-        if reason := self._step_time.out_of_range(shape):
+        if reason := model.out_of_range(shape):
             usage.out_of_range[reason] = usage.out_of_range.get(reason, 0) + 1
         self._idle_calls = 0
-        self._tokens_since_output += shape.num_tokens
-        return InFlight(plan, shape, start, start + duration, self._step_time.host_after(shape))
+        self._tokens_since_output += shape.num_prefill_tokens + shape.num_decode_seqs
+        return new_tuple(InFlight, (plan, shape, start, end, model.host_after(shape)))
 
     def _kept_out(self, shape: StepShape) -> str | None:
         if not self._state.num_waiting:

@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from typing import Literal
 
 import numpy as np
-import simpy
 
 from sim.engines.base import Leaping, Scheduler
 from sim.engines.glue import Limits
@@ -17,6 +16,7 @@ from sim.errors import EngineStuck
 from sim.loop.client import Client
 from sim.loop.collector import collector_off
 from sim.loop.leap import LeapingReplica
+from sim.loop.moments import Clock
 from sim.loop.recorder import Recorder, TtftParts
 from sim.loop.replica import Replica, StepSink, Usage
 from sim.request import Request
@@ -88,7 +88,7 @@ def run(
         )
         if outcome is not None:
             return outcome
-    env = simpy.Environment()
+    env = Clock()
     recorder = Recorder(step_time.front_end, stream_interval)
     everything = [*warmups, *requests] if warmups else requests
     leaper = _leaping(scheduler, everything) if leap and steps is None else None
@@ -136,7 +136,7 @@ def _leaping(scheduler: Scheduler, requests: Sequence[Request]) -> Leaping | Non
 
 
 def _send(
-    env: simpy.Environment,
+    env: Clock,
     replica: Replica,
     recorder: Recorder,
     requests: Sequence[Request],

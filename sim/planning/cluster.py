@@ -12,7 +12,7 @@ from sim.engines.base import Leaping, QueueState, Scheduler, StepShape
 from sim.errors import BadInput, EngineStuck
 from sim.loop.collector import collector_off
 from sim.loop.leap import LeapingReplica
-from sim.loop.moments import at
+from sim.loop.moments import Clock, at
 from sim.loop.recorder import Recorder
 from sim.loop.replica import Replica, Usage
 from sim.memory import MemoryAccount
@@ -116,9 +116,7 @@ class LoadedPrompts:
 class Node:
     """A replica with its recorder, and what the router knows of it."""
 
-    def __init__(
-        self, env: simpy.Environment, member: Member, name: str, requests: Sequence[Request]
-    ) -> None:
+    def __init__(self, env: Clock, member: Member, name: str, requests: Sequence[Request]) -> None:
         scenario = member.scenario
         engine = ENGINES[scenario.engine.name]
         account = engine.account(
@@ -197,7 +195,7 @@ def run_cluster(
         raise BadInput("--replicas", 0, "must be at least 1")
     if roles not in ({"both"}, {"prefill", "decode"}):
         raise BadInput("--prefill", None, "needs both prefill and decode replicas, and no others")
-    env = simpy.Environment()
+    env = Clock()
     everything = [turn for session in sessions for turn in session.turns]
     if roles == {"both"}:
         first_tokens = everything

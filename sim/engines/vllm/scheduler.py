@@ -131,7 +131,7 @@ class VllmScheduler:
     def update(self, plan: StepPlan) -> StepResult:
         """Process the result of a plan. Plans without a batch have none and are ignored."""
         result = StepResult([], [], [])
-        if not plan.scheduled:
+        if plan.kind == "idle":
             return result
         expected, batch = self._in_flight.popleft()
         if expected is not plan:
@@ -147,7 +147,7 @@ class VllmScheduler:
             new_tokens.append((request.request_id, num_outputs))
             if request.samples_stop(num_outputs):
                 self._finish(request, "stop", result)
-        for request, chunk in zip(batch[plan.head :], plan.scheduled[plan.head :], strict=True):
+        for request, chunk in zip(batch[plan.head :], plan.behind_head(), strict=True):
             self._take_result(request, chunk.samples, result)
         if result.finished:
             self.running = [request for request in self.running if not request.finished]
@@ -172,9 +172,9 @@ class VllmScheduler:
         """Give the first of the running requests a token each, up to one for which more is to be decided.
 
         Returns:
-            How many: `plan.head`.
+            How many it were.
         """
-        lead, scheduled, context = self._decode_lead, plan.scheduled, 0
+        lead, starts = self._decode_lead, []
         head = self.running[: self._token_budget]
         for request in head:
             start = request.num_computed_tokens
@@ -182,12 +182,12 @@ class VllmScheduler:
                 break
             if start >= request.plain_until and not self._prepare_decodes(request):
                 break
-            end = request.num_computed_tokens = start + 1
-            context += end
-            scheduled.append(new_tuple(ScheduledChunk, (request.request, start, 1, True)))
-        plan.head, plan.head_context = len(scheduled), context
-        batch += head[: plan.head]
-        return plan.head
+            request.num_computed_tokens = start + 1
+            starts.append(start)
+        if starts:
+            batch += head[: len(starts)]
+            plan.decode_first(batch[:], starts)
+        return len(starts)
 
     def _prepare_decodes(self, request: EngineRequest) -> bool:
         """Take the block that the next token of a decoding request needs, and hash the one that is full.
@@ -333,7 +333,7 @@ class VllmScheduler:
         if request.table.hash_at <= end:
             self.block_pool.register(request.table, min(end, known))
         batch.append(request)
-        plan.scheduled.append(new_tuple(ScheduledChunk, (request.request, start, num_new, samples)))
+        plan.add(new_tuple(ScheduledChunk, (request.request, start, num_new, samples)))
 
     def _take_result(self, request: EngineRequest, samples: bool, result: StepResult) -> None:
         """Process the result of one chunk."""
