@@ -8,6 +8,7 @@ segment are equal. Requests whose prompts begin with the same segments share tha
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 SegmentKey = int | str
@@ -53,3 +54,16 @@ class Request:
         This stands for the model's sampler: call it only for a token that a step has just produced.
         """
         return num_output_tokens == self.stop_after
+
+
+def can_share_prefixes(requests: Iterable[Request]) -> bool:
+    """Whether two of the requests may begin alike; False if all first segments differ."""
+    if getattr(requests, "shares_nothing", False):
+        return False
+    seen: set[SegmentKey] = set()
+    for request in requests:
+        key = request.prompt[0][0]
+        if key in seen:
+            return True
+        seen.add(key)
+    return False

@@ -13,11 +13,10 @@ import numpy as np
 from sim.engines.base import Scheduler, StepShape
 from sim.engines.glue import Limits
 from sim.engines.sglang.scheduler import SglangScheduler
-from sim.engines.vllm.block_pool import can_share_prefixes
 from sim.engines.vllm.scheduler import VllmScheduler
 from sim.errors import ServecastError
 from sim.loop.run import RunOutcome, run
-from sim.request import Request
+from sim.request import Request, can_share_prefixes
 from sim.steptime.base import FrontEnd
 from tests.engines_for_tests import SGLANG, VLLM
 

@@ -17,13 +17,12 @@ from sim.engines.replay import arrivals
 from sim.engines.sglang import parity as sglang_parity
 from sim.engines.sglang.scheduler import SglangScheduler
 from sim.engines.vllm import parity as vllm_parity
-from sim.engines.vllm.block_pool import can_share_prefixes
 from sim.engines.vllm.scheduler import VllmScheduler
 from sim.figures.metrics import summarise
 from sim.loop.leap import LeapingReplica, Stretch
 from sim.loop.pricing import DecodePrices
 from sim.loop.run import run
-from sim.request import Request
+from sim.request import Request, can_share_prefixes
 from sim.results import RequestRecords
 from sim.simulate import roofline, simulate
 from sim.steptime.base import FrontEnd

@@ -11,9 +11,8 @@ from sim.engines.vllm.block_pool import (
     BlockTable,
     CountingBlockPool,
     PrefixCachingBlockPool,
-    can_share_prefixes,
 )
-from sim.request import Request, Segment
+from sim.request import Request, Segment, can_share_prefixes
 
 SIZE = 4
 

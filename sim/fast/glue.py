@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from sim.engines.base import Scheduler
 from sim.engines.glue import Limits
 from sim.engines.sglang.scheduler import SglangScheduler
-from sim.engines.vllm.block_pool import can_share_prefixes
 from sim.engines.vllm.scheduler import VllmScheduler
 from sim.fast import sglang, sglang_state, vllm, vllm_state
 from sim.fast.prices import RESOURCES, Beyond, FlatModel, flatten
@@ -64,7 +63,7 @@ from sim.loop.records import SimulatedRecords
 from sim.loop.replica import Usage
 from sim.loop.run import RunOutcome
 from sim.loop.tokens import EmissionTable, num_gaps
-from sim.request import Request
+from sim.request import Request, can_share_prefixes
 from sim.results import ServerSeries
 from sim.steptime.base import StepTimeModel
 from sim.steptime.roofline import RooflineModel

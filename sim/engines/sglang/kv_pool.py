@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sim.engines.sglang.chain_cache import ChainCache
 from sim.engines.sglang.live_request import LiveRequest
-from sim.engines.sglang.radix_cache import RadixCache
+from sim.engines.sglang.radix_cache import EvictableNodes, Node, RadixCache, new_root
 from sim.engines.sglang.stuck import out_of_memory
 
 
@@ -26,12 +27,18 @@ class KvPool:
         self.total = total
         self.page_size = page_size
         self.available = total
-        self.tree = tree
+        self.tree: EvictableNodes | None = tree
+        self._radix = tree
 
     @property
     def evictable(self) -> int:
         """Tokens in the tree that nobody uses."""
         return 0 if self.tree is None else self.tree.evictable
+
+    @property
+    def reclaimable(self) -> int:
+        """Tokens that are available, or will be once everything evictable is evicted."""
+        return self.available if self.tree is None else self.available + self.tree.evictable
 
     def ceil(self, tokens: int) -> int:
         """Round up to whole pages."""
@@ -50,8 +57,16 @@ class KvPool:
         """Look the first `limit` tokens of a request up; sets its `node`. Returns the hit length."""
         if self.tree is None:
             return 0
-        matched, req.node = self.tree.match(req.runs(), limit)
+        matched, req.node = self._match(req, limit)
         return matched
+
+    def _match(self, req: LiveRequest, limit: int) -> tuple[int, Node]:
+        assert self._radix is not None
+        return self._radix.match(req.runs(), limit)
+
+    def _insert(self, req: LiveRequest, length: int) -> tuple[int, Node]:
+        assert self._radix is not None
+        return self._radix.insert(req.runs(), length)
 
     def allocate_extend(self, reqs: Sequence[LiveRequest]) -> None:
         """Give each request KV for its chunk.
@@ -60,9 +75,11 @@ class KvPool:
             EngineStuck: the pool is too small even after eviction; the real engine dies of it.
         """
         page = self.page_size
-        tokens = sum(req.end - req.start for req in reqs)
-        self.make_room(tokens if page == 1 else tokens + page * len(reqs))
-        taken = sum(self.ceil(req.end) - self.ceil(req.start) for req in reqs)
+        tokens = taken = sum([req.end - req.start for req in reqs])
+        if page > 1:
+            tokens += page * len(reqs)
+            taken = sum([self.ceil(req.end) - self.ceil(req.start) for req in reqs])
+        self.make_room(tokens)
         if taken > self.available:
             raise out_of_memory("prefill", reqs[0].request_id, taken, self.available, page)
         self.available -= taken
@@ -99,7 +116,7 @@ class KvPool:
         if tree is None:
             return
         length = self.floor(req.end)
-        known, node = tree.insert(req.runs(), length)
+        known, node = self._insert(req, length)
         self.available += known - req.owned
         tree.lock(node)
         assert req.node is not None
@@ -119,15 +136,31 @@ class KvPool:
         else:
             assert req.node is not None
             if store:
-                runs = req.runs()
                 length = self.floor(req.kv)
-                known, _ = tree.insert(runs, length)
+                known, _ = self._insert(req, length)
                 prompt = self.floor(req.prompt_len)
                 if 0 < prompt < length:
-                    tree.insert(runs, prompt)
+                    self._insert(req, prompt)
                 self.available += known - req.owned + pages - length
             else:
                 self.available += pages - req.owned
             tree.unlock(req.node)
             req.node = None
         req.kv = req.owned = req.prefix_len = 0
+
+
+class ChainedKvPool(KvPool):
+    """`KvPool` with a radix cache for requests of which no two begin alike: a chain of nodes per request."""
+
+    def __init__(self, total: int, page_size: int) -> None:
+        super().__init__(total, page_size, None)
+        self.tree = self._chains = ChainCache(page_size)
+
+    def _match(self, req: LiveRequest, limit: int) -> tuple[int, Node]:
+        if req.chain is None:
+            req.chain = new_root()
+        return self._chains.match(req.chain, limit)
+
+    def _insert(self, req: LiveRequest, length: int) -> tuple[int, Node]:
+        assert req.chain is not None
+        return self._chains.insert(req.chain, length)

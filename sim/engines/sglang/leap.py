@@ -8,12 +8,14 @@ which compares all of them, takes all of them out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from sim.engines.base import FinishReason, ScheduledChunk, StepPlan, StepResult, StepShape, decodes
+from sim.engines.base import ScheduledChunk, StepPlan, StepResult, StepShape, decodes
 from sim.engines.crowd import Crowd
-from sim.engines.sglang.config import SglangSchedulerConfig
+from sim.engines.sglang.config import CACHE_AGNOSTIC_POLICIES, SglangSchedulerConfig
+from sim.engines.sglang.kv_pool import ChainedKvPool
 from sim.engines.sglang.live_request import LiveRequest
 from sim.engines.sglang.prefill_adder import CLIP_MAX_NEW_TOKENS, PrefillAdder
 from sim.engines.sglang.scheduler import Batch, InFlightBatch, SglangScheduler
@@ -61,15 +63,22 @@ class DecodeInFlight(InFlightBatch):
 
 
 class LeapingSglangScheduler(SglangScheduler):
-    """`SglangScheduler` with its decodes in a crowd (see `sim.engines.base.Leaping` and `can_leap`)."""
+    """`SglangScheduler` with its decodes in a crowd (see `sim.engines.base.Leaping` and `can_leap`).
 
-    def __init__(self, config: SglangSchedulerConfig) -> None:
+    Args:
+        shares_prefixes: False promises that no two requests begin with the same segment, which spares the
+            prefix tree. It changes no decision.
+    """
+
+    def __init__(self, config: SglangSchedulerConfig, *, shares_prefixes: bool = True) -> None:
         super().__init__(config)
+        agnostic = config.schedule_policy in CACHE_AGNOSTIC_POLICIES
+        if agnostic and not (shares_prefixes or config.disable_radix_cache):
+            self.pool = ChainedKvPool(config.pool_tokens, config.page_size)
         self._crowd: Crowd[ParkedRequest] = Crowd(config.page_size)
         self._tail: list[ParkedRequest] = []
         self._ended: list[ParkedRequest] = []
         self._fresh = False
-        self._some_finished = False
         self._long = False
         self._left_of_crowd = 0
         self._round = 0  # the latest decode round launched, counted from 1
@@ -114,8 +123,7 @@ class LeapingSglangScheduler(SglangScheduler):
         # Each round makes room for a page per request before it takes what it needs.
         pool.make_room(before_last + pool.page_size * crowd.size)
         pool.available -= taken
-        for _ in range(calls):
-            self.ratio.decay_step()
+        self.ratio.decay_steps(calls)
         self._round += calls
         self._known_round += calls
         self._step += calls
@@ -161,12 +169,9 @@ class LeapingSglangScheduler(SglangScheduler):
         return PrefillAdder(self.config, self.pool, running, ratio, reserve)
 
     def _drop_finished(self, running: Batch) -> bool:
-        if not self._some_finished:
-            return False
-        self._some_finished = False
         self._ended.clear()
         self._tail = [req for req in self._tail if not req.finished]
-        return running.drop_finished()
+        return super()._drop_finished(running)
 
     def _decode_fits(self, running: Batch) -> bool:
         needed = self._new_pages(self._round + 1) * self.pool.page_size
@@ -179,12 +184,13 @@ class LeapingSglangScheduler(SglangScheduler):
 
     def _new_pages(self, decode_round: int) -> int:
         page = self.pool.page_size
+        if page == 1:
+            return len(self._running.reqs)
         return self._crowd.new_blocks(decode_round) + sum([not req.kv % page for req in self._tail])
 
-    def _update_running(self, plan: StepPlan) -> None:
-        super()._update_running(plan)
-        if plan.preempted:
-            self._tail = list(_own(self._running.reqs))
+    def _leave_running(self, victims: Sequence[LiveRequest], plan: StepPlan) -> None:
+        super()._leave_running(victims, plan)
+        self._tail = list(_own(self._running.reqs))
 
     def _launch_decode(self, plan: StepPlan) -> None:
         pool, running, crowd = self.pool, self._running.reqs, self._crowd
@@ -204,8 +210,8 @@ class LeapingSglangScheduler(SglangScheduler):
             plan.scheduled.append(ScheduledChunk(req.request, req.kv, 1, True))
             req.kv += 1
         self._fresh = bool(tail)
-        flight = DecodeInFlight(plan.step, list(tail), 0, None, plan, self._round, bool(plan.preempted))
-        self._in_flight.append(flight)
+        regrouped = bool(plan.preempted)
+        self._in_flight.append(DecodeInFlight(plan.step, [*tail], 0, None, plan, self._round, regrouped))
 
     def update(self, plan: StepPlan) -> StepResult:
         """Process the result of a plan; see `SglangScheduler`."""
@@ -226,32 +232,14 @@ class LeapingSglangScheduler(SglangScheduler):
                 if req.end_round == number:
                     self._end(req, number, result)
             else:
-                self._take_result(req, result)
+                self._take_token(req, result)
         return result
-
-    def _take_result(self, req: ParkedRequest, result: StepResult) -> None:
-        """What `SglangScheduler.update` does for one decode."""
-        outputs = req.num_output_tokens = req.num_output_tokens + 1
-        result.new_tokens.append((req.request_id, outputs))
-        self._finish_if_done(req, result)
 
     def _end(self, req: ParkedRequest, number: int, result: StepResult) -> None:
         """The result of that round ends a parked request."""
         self._unpark(req, number)
         self._ended.append(req)
         self._finish_if_done(req, result)
-
-    def _finish_if_done(self, req: LiveRequest, result: StepResult) -> None:
-        outputs = req.num_output_tokens
-        if not req.ignore_eos and req.request.samples_stop(outputs):
-            req.stopped = True
-            self._finish(req, "stop", result)
-        elif outputs >= req.max_new_tokens:
-            self._finish(req, "length", result)
-
-    def _finish(self, req: LiveRequest, reason: FinishReason, result: StepResult) -> None:
-        self._some_finished = True
-        super()._finish(req, reason, result)
 
     # -- in and out of the crowd --------------------------------------------------------------------------
 

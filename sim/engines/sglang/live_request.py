@@ -24,10 +24,12 @@ class LiveRequest:
         owned: tokens of its prefix that lie in the tree, locked for it at `node`.
         holds_slot: whether it has a request slot.
         fill_len: length of its sequence when the engine last assembled it (0: never).
+        chain: where its own chain begins, if nobody else can hit it (`ChainedKvPool`).
         matched: hit length of its last lookup over the whole sequence [tokens], for ordering policies.
     """
 
     __slots__ = (
+        "chain",
         "end",
         "entered",
         "fill_len",
@@ -68,6 +70,7 @@ class LiveRequest:
         self.end = 0
         self.owned = 0
         self.node: Node | None = None
+        self.chain: Node | None = None
         self.holds_slot = False
         self.fill_len = 0
         self.matched = 0

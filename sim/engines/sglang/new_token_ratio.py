@@ -35,6 +35,14 @@ class NewTokenRatio:
         """A decode call without retraction."""
         self.current = max(self.current - self.decay, self.min)
 
+    def decay_steps(self, count: int) -> None:
+        """That many of them."""
+        current, decay, low = self.current, self.decay, self.min
+        while count and current > low:
+            current -= decay
+            count -= 1
+        self.current = max(current, low)
+
     def reset(self) -> None:
         """The engine is idle."""
         self.current = self.init

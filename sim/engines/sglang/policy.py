@@ -40,7 +40,7 @@ class SchedulePolicy:
             self._random.shuffle(waiting)
         elif self.name == "dfs-weight":
             _match_all(waiting, pool)
-            assert pool.tree is not None
+            assert isinstance(pool.tree, RadixCache)
             waiting[:] = dfs_weight_order(waiting, pool.tree.root)
         elif len(waiting) <= LPM_FALLBACK_QUEUE:
             _match_all(waiting, pool)

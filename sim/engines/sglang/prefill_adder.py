@@ -73,11 +73,11 @@ class PrefillAdder:
     @property
     def rem_total(self) -> float:
         """Tokens left when everybody's expected output is reserved."""
-        return self._pool.available + self._pool.evictable - self._total_offset
+        return self._pool.reclaimable - self._total_offset
 
     @property
     def _rem_current(self) -> int:
-        return self._pool.available + self._pool.evictable - self._current_offset
+        return self._pool.reclaimable - self._current_offset
 
     def add_chunked(self, req: LiveRequest) -> bool:
         """Continue the carried chunked request. Returns whether a part of its prompt remains after this."""
@@ -182,7 +182,7 @@ class PrefillAdder:
             self._rem_chunk -= paged
 
     def _verdict(self) -> Verdict:
-        if self.rem_total <= 0 or self._rem_current <= 0:
+        if self._pool.reclaimable <= max(self._total_offset, self._current_offset):
             return Verdict.NO_TOKEN
         if self._rem_input <= 0 or (self._rem_chunk is not None and self._rem_chunk <= 0):
             return Verdict.OTHER

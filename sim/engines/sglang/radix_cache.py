@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from sim.engines.sglang.tokens import Run, agree, clip, take
 
-_ChildKey = Run | tuple[Run, ...]
+ChildKey = Run | tuple[Run, ...]
 
 
 class Node:
@@ -19,26 +19,37 @@ class Node:
 
     Attributes:
         runs, length: the tokens on the edge from the parent to this node.
-        children: by the first page of their tokens, in order of creation.
+        key: its place among the parent's children, the first page of its tokens.
+        children: by their keys, in order of creation.
         time: last touch; larger is later.
         locks: requests that use this node or one below it.
     """
 
-    __slots__ = ("children", "length", "locks", "number", "parent", "queued", "runs", "time")
+    __slots__ = ("children", "key", "length", "locks", "number", "parent", "queued", "runs", "time")
 
-    def __init__(self, number: int, runs: Sequence[Run], length: int, parent: Node | None) -> None:
+    def __init__(
+        self, number: int, runs: Sequence[Run], length: int, parent: Node | None, key: ChildKey = ()
+    ) -> None:
         self.number = number
         self.runs = runs
         self.length = length
         self.parent = parent
-        self.children: dict[_ChildKey, Node] = {}
+        self.key = key
+        self.children: dict[ChildKey, Node] = {}
         self.time = 0
         self.locks = 0
         self.queued = False
 
 
-class RadixCache:
-    """A radix tree over token runs with locks and least-recently-used eviction of whole leaves.
+def new_root() -> Node:
+    """A node that holds nothing and always stays."""
+    root = Node(0, (), 0, None)
+    root.locks = 1
+    return root
+
+
+class EvictableNodes:
+    """Nodes below roots, with locks and least-recently-used eviction of whole leaves.
 
     Attributes:
         evictable: tokens in nodes that nobody uses.
@@ -49,42 +60,9 @@ class RadixCache:
         self.page_size = page_size
         self.evictable = 0
         self.evicted = 0
-        self.root = Node(0, (), 0, None)
-        self.root.locks = 1
         self._clock = 0
         self._nodes = 1
         self._leaves: list[tuple[int, int, Node]] = []
-
-    def match(self, runs: Sequence[Run], limit: int) -> tuple[int, Node]:
-        """Find the longest stored prefix of the first `limit` tokens, and mark its path as just used.
-
-        A match that ends inside a node splits the node there.
-
-        Returns:
-            Matched length, whole pages [tokens], and the node at its end (the root if nothing matches).
-        """
-        runs = clip(runs, limit // self.page_size * self.page_size)
-        matched, node, _, _ = self._walk(runs)
-        return matched, node
-
-    def insert(self, runs: Sequence[Run], length: int) -> tuple[int, Node]:
-        """Store the first `length` tokens (whole pages of them), and mark their path as just used.
-
-        Returns:
-            How many of them were stored already [tokens], and the node at the end.
-        """
-        length = length // self.page_size * self.page_size
-        runs = clip(runs, length)
-        matched, node, index, offset = self._walk(runs)
-        if matched < length:
-            self._clock += 1
-            leaf = self._new_node(take(runs, index, offset, length - matched), length - matched, node)
-            leaf.time = self._clock
-            node.children[self._child_key(runs, index, offset)] = leaf
-            self.evictable += leaf.length
-            self._queue_if_evictable(leaf)
-            node = leaf
-        return matched, node
 
     def lock(self, node: Node) -> None:
         """Keep a node and everything above it from eviction."""
@@ -124,12 +102,80 @@ class RadixCache:
                 continue
             parent = node.parent
             assert parent is not None
-            del parent.children[self._child_key(node.runs, 0, 0)]
+            del parent.children[node.key]
             gone += node.length
             self.evictable -= node.length
             self._queue_if_evictable(parent)
         self.evicted += gone
         return gone
+
+    def _new_node(self, runs: Sequence[Run], length: int, parent: Node, key: ChildKey) -> Node:
+        node = Node(self._nodes, runs, length, parent, key)
+        self._nodes += 1
+        parent.children[key] = node
+        return node
+
+    def _new_leaf(self, runs: Sequence[Run], length: int, parent: Node, key: ChildKey) -> Node:
+        """Store tokens that nobody uses yet."""
+        self._clock += 1
+        leaf = self._new_node(runs, length, parent, key)
+        leaf.time = self._clock
+        self.evictable += length
+        self._queue_if_evictable(leaf)
+        return leaf
+
+    def _cut(
+        self, node: Node, length: int, upper_runs: Sequence[Run], runs: Sequence[Run], key: ChildKey
+    ) -> Node:
+        """Cut a node after `length` tokens; the remainder counts as just used. Returns the upper part."""
+        assert node.parent is not None
+        upper = self._new_node(upper_runs, length, node.parent, node.key)
+        upper.locks = node.locks
+        node.runs, node.length, node.parent, node.key = runs, node.length - length, upper, key
+        node.time = self._clock
+        upper.children[key] = node
+        return upper
+
+    def _queue_if_evictable(self, node: Node) -> None:
+        # At most one entry per node. A later touch leaves the entry's time stale, which `evict` repairs when
+        # the entry comes up: a stale time is always too early, never too late.
+        if node.locks == 0 and not node.children and not node.queued:
+            node.queued = True
+            heapq.heappush(self._leaves, (node.time, node.number, node))
+
+
+class RadixCache(EvictableNodes):
+    """A radix tree over token runs."""
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__(page_size)
+        self.root = new_root()
+
+    def match(self, runs: Sequence[Run], limit: int) -> tuple[int, Node]:
+        """Find the longest stored prefix of the first `limit` tokens, and mark its path as just used.
+
+        A match that ends inside a node splits the node there.
+
+        Returns:
+            Matched length, whole pages [tokens], and the node at its end (the root if nothing matches).
+        """
+        runs = clip(runs, limit // self.page_size * self.page_size)
+        matched, node, _, _ = self._walk(runs)
+        return matched, node
+
+    def insert(self, runs: Sequence[Run], length: int) -> tuple[int, Node]:
+        """Store the first `length` tokens (whole pages of them), and mark their path as just used.
+
+        Returns:
+            How many of them were stored already [tokens], and the node at the end.
+        """
+        length = length // self.page_size * self.page_size
+        runs = clip(runs, length)
+        matched, node, index, offset = self._walk(runs)
+        if matched < length:
+            rest = take(runs, index, offset, length - matched)
+            node = self._new_leaf(rest, length - matched, node, self._child_key(runs, index, offset))
+        return matched, node
 
     def _walk(self, runs: Sequence[Run]) -> tuple[int, Node, int, int]:
         """Follow `runs` from the root: matched length, last node, and the position in `runs` after it."""
@@ -153,37 +199,16 @@ class RadixCache:
         return matched, node, index, offset
 
     def _split(self, node: Node, length: int) -> Node:
-        """Cut a node after `length` tokens; the remainder counts as just used. Returns the upper part."""
-        parent = node.parent
-        assert parent is not None
-        upper = self._new_node(take(node.runs, 0, 0, length), length, parent)
-        upper.locks = node.locks
-        parent.children[self._child_key(node.runs, 0, 0)] = upper
+        """Cut a node after `length` tokens. Returns the upper part."""
         index, offset = _advance(node.runs, 0, 0, length)
-        node.runs = take(node.runs, index, offset, node.length - length)
-        node.length -= length
-        node.parent = upper
-        node.time = self._clock
-        upper.children[self._child_key(node.runs, 0, 0)] = node
-        return upper
+        upper, lower = take(node.runs, 0, 0, length), take(node.runs, index, offset, node.length - length)
+        return self._cut(node, length, upper, lower, self._child_key(lower, 0, 0))
 
-    def _new_node(self, runs: Sequence[Run], length: int, parent: Node) -> Node:
-        node = Node(self._nodes, runs, length, parent)
-        self._nodes += 1
-        return node
-
-    def _child_key(self, runs: Sequence[Run], index: int, offset: int) -> _ChildKey:
+    def _child_key(self, runs: Sequence[Run], index: int, offset: int) -> ChildKey:
         if self.page_size == 1:
             key, start, _ = runs[index]
             return (key, start + offset, 1)
         return take(runs, index, offset, self.page_size)
-
-    def _queue_if_evictable(self, node: Node) -> None:
-        # At most one entry per node. A later touch leaves the entry's time stale, which `evict` repairs when
-        # the entry comes up: a stale time is always too early, never too late.
-        if node.locks == 0 and not node.children and not node.queued:
-            node.queued = True
-            heapq.heappush(self._leaves, (node.time, node.number, node))
 
 
 def _advance(runs: Sequence[Run], index: int, offset: int, length: int) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from sim.engines.sglang.radix_cache import RadixCache
 from sim.engines.sglang.retract import retract_decode
 from sim.engines.sglang.stuck import lost, never_admitted
 from sim.errors import BadInput
-from sim.request import Request
+from sim.request import Request, can_share_prefixes
 
 
 class Batch:
@@ -89,6 +89,8 @@ class SglangScheduler:
         self._decode_rounds = 0
         self._fully_idle = True
         self._ratio_resets = False
+        self._some_finished = False
+        self._mixes_chunks = config.mixes_chunks
 
     # -- interface ---------------------------------------------------------------------------------------
 
@@ -127,15 +129,16 @@ class SglangScheduler:
         if self._ratio_resets:
             self._ratio_resets = False
             self.ratio.reset()
-        plan = StepPlan(self._step, "idle")
+        plan = StepPlan(self._step, "idle", [], [], [])
         self._step += 1
         drained = not self._in_flight
-        self._merge_last_prefill()
+        if self._last_prefill is not None or self._chunked is not None or self._running.prefill_only:
+            self._merge_last_prefill()
         batch = None
         stands_still = not self._decode_rounds
         if self._decode_rounds:
             self._decode_rounds -= 1
-        else:
+        elif self._waiting or self._chunked is not None:
             batch = self._new_prefill_batch(plan)
         if batch is not None:
             self._decode_rounds = self.config.prefill_decode_interval
@@ -153,25 +156,26 @@ class SglangScheduler:
 
     def update(self, plan: StepPlan) -> StepResult:
         """Process the result of a plan; a sampled token counts only from here on."""
-        result = StepResult()
+        result = StepResult([], [], [])
         if plan.kind == "idle":
             return result
         flight = self._in_flight.popleft()
         if flight.step != plan.step:
             raise ValueError(f"plan {plan.step} handed back while {flight.step} is due")
-        new_tokens, chunked, num_prefill = result.new_tokens, flight.chunked, flight.num_prefill
-        for i, req in enumerate(flight.reqs):
-            if req.finished or req.retracted or req is chunked:
+        chunked, num_prefill = flight.chunked, flight.num_prefill
+        for req in flight.reqs[:num_prefill]:
+            if not (req.finished or req.retracted or req is chunked):
+                self._take_token(req, result)
+                if not req.finished:
+                    self.pool.store_unfinished(req)
+        new_tokens = result.new_tokens
+        for req in flight.reqs[num_prefill:]:
+            if req.finished or req.retracted:
                 continue
             outputs = req.num_output_tokens = req.num_output_tokens + 1
             new_tokens.append((req.request_id, outputs))
-            if not req.ignore_eos and req.request.samples_stop(outputs):
-                req.stopped = True
-                self._finish(req, "stop", result)
-            elif outputs >= req.max_new_tokens:
-                self._finish(req, "length", result)
-            elif i < num_prefill:
-                self.pool.store_unfinished(req)
+            if outputs >= req.max_new_tokens or not req.ignore_eos:
+                self._finish_if_done(req, result)
         return result
 
     def has_work(self) -> bool:
@@ -223,7 +227,7 @@ class SglangScheduler:
         preempts = config.enable_priority_scheduling
         if preempts:
             running.is_full = False
-        if (running.is_full or not self._waiting) and chunked is None:
+        if running.is_full and chunked is None:
             return None
         if chunked is None and not preempts and self._allocatable() <= 0:
             running.is_full = True
@@ -246,7 +250,7 @@ class SglangScheduler:
             self._chunked = adder.new_chunked
         batch = Batch(adder.can_run)
         batch.chunked = self._chunked
-        batch.prefill_only = all(req.max_new_tokens == 0 for req in adder.can_run)
+        batch.prefill_only = not any(req.max_new_tokens for req in adder.can_run)
         return batch
 
     def _admit_waiting(self, adder: PrefillAdder, plan: StepPlan) -> list[LiveRequest]:
@@ -255,7 +259,7 @@ class SglangScheduler:
         Returns:
             The running requests that were preempted to make room.
         """
-        running = self._running
+        running, pool = self._running, self.pool
         preempted: list[LiveRequest] = []
         for req in self._waiting:
             if len(adder.can_run) >= self._allocatable():
@@ -263,14 +267,14 @@ class SglangScheduler:
             if running.is_full:
                 if not self.config.enable_priority_scheduling:
                     break
-                victims = preempt_for(req, running.reqs, adder, self.pool, self.config)
+                victims = preempt_for(req, running.reqs, adder, pool, self.config)
                 if not victims:
                     break
                 self._leave_running(victims, plan)
                 running.reqs = adder.running = [other for other in running.reqs if not other.retracted]
                 preempted += victims
             req.fill_len = req.num_tokens
-            req.prefix_len = req.owned = self.pool.match(req, req.num_tokens - 1)
+            req.prefix_len = req.owned = pool.match(req, req.fill_len - 1)
             verdict = adder.add(req)
             if verdict is not Verdict.CONTINUE:
                 running.is_full |= verdict is Verdict.NO_TOKEN
@@ -285,20 +289,20 @@ class SglangScheduler:
                 self._free_slots -= 1
             req.retracted = False
         self.pool.allocate_extend(batch.reqs)
-        scheduled = plan.scheduled
-        for req in batch.reqs:
-            scheduled.append(
-                ScheduledChunk(req.request, req.start, req.end - req.start, req is not batch.chunked)
-            )
+        chunked = batch.chunked
+        plan.scheduled = [
+            ScheduledChunk(req.request, req.start, req.end - req.start, req is not chunked)
+            for req in batch.reqs
+        ]
         batch.num_prefill = len(batch.reqs)
         plan.kind = "prefill"
         running = self._running
-        if self.config.mixes_chunks and running.reqs:
+        if self._mixes_chunks and running.reqs:
             running.drop_finished()
             if running.reqs:
-                self._decode_one(running.reqs, plan)
-                for req in running.reqs:
+                for req, start in zip(running.reqs, self._decode_one(running.reqs), strict=True):
                     req.fill_len = req.num_tokens
+                    plan.add(ScheduledChunk(req.request, start, 1, True))
                 batch.reqs = batch.reqs + running.reqs
                 batch.prefill_only = False
                 plan.kind = "mixed"
@@ -309,7 +313,7 @@ class SglangScheduler:
     def _update_running(self, plan: StepPlan) -> None:
         """Make the running list ready to decode: drop who finished, retract who does not fit."""
         running = self._running
-        shrank = self._drop_finished(running)
+        shrank = self._some_finished and self._drop_finished(running)
         if not running.reqs:
             running.is_full = False
             return
@@ -328,17 +332,17 @@ class SglangScheduler:
     def _launch_decode(self, plan: StepPlan) -> None:
         reqs = self._running.reqs
         plan.kind = "decode"
-        self._decode_one(reqs, plan)
+        plan.decode_first(reqs, self._decode_one(reqs))
         self._in_flight.append(InFlightBatch(plan.step, reqs, 0, None))
 
-    def _decode_one(self, reqs: list[LiveRequest], plan: StepPlan) -> None:
-        """One more position for each request, to feed its newest token."""
+    def _decode_one(self, reqs: list[LiveRequest]) -> list[int]:
+        """One more position for each request, to feed its newest token. Returns these positions."""
         self.pool.allocate_decode(reqs)
-        # The hot path: a named tuple's own constructor would take twice as long.
-        new = tuple.__new__
-        plan.scheduled += [new(ScheduledChunk, (req.request, req.kv, 1, True)) for req in reqs]
+        starts = []
         for req in reqs:
+            starts.append(req.kv)
             req.kv += 1
+        return starts
 
     # -- helpers -----------------------------------------------------------------------------------------
 
@@ -346,8 +350,9 @@ class SglangScheduler:
         """A fresh scheduler that decides the same and can leap, or None where there is none for this case."""
         from sim.engines.sglang.leap import LeapingSglangScheduler, can_leap
 
-        del requests
-        return LeapingSglangScheduler(self.config) if can_leap(self.config) else None
+        if not can_leap(self.config):
+            return None
+        return LeapingSglangScheduler(self.config, shares_prefixes=can_share_prefixes(requests))
 
     def _new_request(self, request: Request, max_new_tokens: int) -> LiveRequest:
         return LiveRequest(request, max_new_tokens)
@@ -356,6 +361,7 @@ class SglangScheduler:
         return PrefillAdder(self.config, self.pool, running, self.ratio.current)
 
     def _drop_finished(self, running: Batch) -> bool:
+        self._some_finished = False
         return running.drop_finished()
 
     def _decode_fits(self, running: Batch) -> bool:
@@ -378,11 +384,24 @@ class SglangScheduler:
             plan.preempted.append(req.request_id)
 
     def _finish(self, req: LiveRequest, reason: FinishReason, result: StepResult) -> None:
-        req.finished = True
+        req.finished = self._some_finished = True
         req.holds_slot = False
         self._free_slots += 1
         self.pool.release(req, store=True)
         result.finished.append((req.request_id, reason))
+
+    def _take_token(self, req: LiveRequest, result: StepResult) -> None:
+        req.num_output_tokens += 1
+        result.new_tokens.append((req.request_id, req.num_output_tokens))
+        self._finish_if_done(req, result)
+
+    def _finish_if_done(self, req: LiveRequest, result: StepResult) -> None:
+        outputs = req.num_output_tokens
+        if not req.ignore_eos and req.request.samples_stop(outputs):
+            req.stopped = True
+            self._finish(req, "stop", result)
+        elif outputs >= req.max_new_tokens:
+            self._finish(req, "length", result)
 
     def _check_idle(self, stands_still: bool) -> None:
         """Nothing runs and no result is due: either the work is done, or the engine waits for ever."""

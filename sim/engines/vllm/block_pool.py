@@ -15,10 +15,9 @@ are objects.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from sim.request import Request, Segment, SegmentKey
+from sim.request import Segment, SegmentKey
 
 NEVER = 1 << 62
 """A token count that no sequence reaches."""
@@ -291,19 +290,6 @@ class CountingBlockPool:
             self._free_hashed[table] = table.num_hashed
         table.num_hashed = table.num_blocks = table.capacity = 0
         table.hash_at = self._first_hash_at
-
-
-def can_share_prefixes(requests: Iterable[Request]) -> bool:
-    """Whether two of the requests may begin with the same block; False if all first segments differ."""
-    if getattr(requests, "shares_nothing", False):
-        return False
-    seen: set[SegmentKey] = set()
-    for request in requests:
-        key = request.prompt[0][0]
-        if key in seen:
-            return True
-        seen.add(key)
-    return False
 
 
 def _next_piece(

@@ -7,12 +7,11 @@ from dataclasses import fields
 
 from sim.engines.base import Scheduler
 from sim.engines.glue import EngineGlue, Limits
-from sim.engines.vllm.block_pool import can_share_prefixes
 from sim.engines.vllm.config import VllmSchedulerConfig
 from sim.engines.vllm.memory import account
 from sim.engines.vllm.scheduler import VllmScheduler
 from sim.memory import MemoryAccount
-from sim.request import Request
+from sim.request import Request, can_share_prefixes
 from sim.scenario import EngineConfig
 from sim.steptime.buckets import NO_GRAPHS, GraphBuckets
 

@@ -40,7 +40,7 @@ class VllmScheduler:
 
     Args:
         shares_prefixes: False promises that no two requests begin with the same segment, which spares the
-            prefix tree (see `block_pool.can_share_prefixes`). It changes no decision.
+            prefix tree (see `sim.request.can_share_prefixes`). It changes no decision.
     """
 
     def __init__(self, config: VllmSchedulerConfig, *, shares_prefixes: bool = True) -> None:
