@@ -51,6 +51,14 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
             "sglang": "--max-total-tokens 24000 --schedule-conservativeness 0.05 --context-length 4096",
         },
     ),
+    # Short prompts, long outputs, and a reserve that is soon forgotten: SGLang retracts a request per request.
+    "retracting": (
+        RANDOM.format(i=16, o=1000, n=1000, r=80),
+        {
+            "vllm": "--num-gpu-blocks-override 1500 --max-model-len 4096",
+            "sglang": "--max-total-tokens 24000 --schedule-conservativeness 0.05 --context-length 4096",
+        },
+    ),
     "shared-prefix": (
         "--dataset-name prefix_repetition --prefix-repetition-prefix-len 1024 "
         "--prefix-repetition-suffix-len 128 --prefix-repetition-num-prefixes 100 "
@@ -69,6 +77,7 @@ LONG = {"10k": 10_000, "100k": 100_000, "1M": 1_000_000}
 LOAD_RATE = 10.0  # requests/s, about 85 % of what this model on this card sustains with these lengths
 # Azure's conversation trace (2023): mean lengths 1155 and 211; here as lognormals of the same means.
 MEAN_INPUT, MEAN_OUTPUT, SPREAD = 1155, 211, 0.9
+ENVIRONMENT = {("sglang", "retracting"): "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS=1 "}
 PATHS = {"compiled": {"fast": True}, "leaps": {"fast": False}, "steps": {"leap": False}}
 PEERS = ("blis", "aiconfigurator", "vidur")
 
@@ -78,7 +87,7 @@ def scenario(engine: str, case: str, folder: Path) -> Scenario:
     bench, flags = CASES[case]
     bench = bench or RANDOM.format(i=1024, o=256, n=1, r=LOAD_RATE)
     made = build_scenario(
-        serve=f"{SERVE[engine]} {flags.get(engine, '')}",
+        serve=f"{ENVIRONMENT.get((engine, case), '')}{SERVE[engine]} {flags.get(engine, '')}",
         bench=f"vllm bench serve --ignore-eos {bench}",
         gpu="H100",
     )

@@ -2,8 +2,7 @@
 
 The running list consists of requests that decode one token in every decode round, and of those that have just
 joined. The former are parked in a crowd (`sim.engines.crowd`), scheduled as a number. Whatever happens
-to one of them takes it out of the crowd and is then decided by the plain scheduler's own code; a retraction,
-which compares all of them, takes all of them out.
+to one of them takes it out of the crowd and is then decided by the plain scheduler's own code.
 """
 
 from __future__ import annotations
@@ -55,10 +54,19 @@ class ParkedRequest(LiveRequest):
 
 @dataclass(slots=True)
 class DecodeInFlight(InFlightBatch):
-    """A launched decode round; `reqs` are those of its requests which were not parked then."""
+    """A launched decode round.
+
+    Attributes:
+        reqs: those of its requests which were not parked then; all of them if it is `regrouped`.
+        running: all of them, in order.
+        left: ids of those who were retracted from it or just before it.
+        regrouped: whether a retraction has just changed their order.
+    """
 
     plan: StepPlan
     round: int
+    running: list[LiveRequest]
+    left: list[str]
     regrouped: bool = False
 
 
@@ -81,6 +89,7 @@ class LeapingSglangScheduler(SglangScheduler):
         self._fresh = False
         self._long = False
         self._left_of_crowd = 0
+        self._order_before: list[LiveRequest] = []
         self._round = 0  # the latest decode round launched, counted from 1
         self._known_round = 0  # the latest one whose result was processed
 
@@ -130,7 +139,8 @@ class LeapingSglangScheduler(SglangScheduler):
         if not self._in_flight:
             return None
         plan = StepPlan(self._step - 1, "decode", crowd=crowd.size, crowd_context=crowd.context(self._round))
-        self._in_flight[-1] = DecodeInFlight(plan.step, [], 0, None, plan, self._round)
+        flight = DecodeInFlight(plan.step, [], 0, None, plan, self._round, self._running.reqs, [])
+        self._in_flight[-1] = flight
         return plan
 
     # -- single calls -------------------------------------------------------------------------------------
@@ -179,7 +189,11 @@ class LeapingSglangScheduler(SglangScheduler):
             self.pool.make_room(needed)
         if needed <= self.pool.available:
             return True
-        self._unpark_all(running)
+        # A retraction compares all of them.
+        self._order_before = running.reqs
+        for req in _own(running.reqs):
+            if req.parked:
+                self._write_down(req, self._known_round)
         return False
 
     def _new_pages(self, decode_round: int) -> int:
@@ -190,7 +204,13 @@ class LeapingSglangScheduler(SglangScheduler):
 
     def _leave_running(self, victims: Sequence[LiveRequest], plan: StepPlan) -> None:
         super()._leave_running(victims, plan)
-        self._tail = list(_own(self._running.reqs))
+        for req in cast("Sequence[ParkedRequest]", victims):
+            if req.parked:
+                self._leave_crowd(req)
+        self._tail = [req for req in self._tail if not req.retracted]
+        for flight in self._in_flight:
+            if isinstance(flight, DecodeInFlight):
+                flight.left += plan.preempted
 
     def _launch_decode(self, plan: StepPlan) -> None:
         pool, running, crowd = self.pool, self._running.reqs, self._crowd
@@ -210,8 +230,10 @@ class LeapingSglangScheduler(SglangScheduler):
             plan.scheduled.append(ScheduledChunk(req.request, req.kv, 1, True))
             req.kv += 1
         self._fresh = bool(tail)
-        regrouped = bool(plan.preempted)
-        self._in_flight.append(DecodeInFlight(plan.step, [*tail], 0, None, plan, self._round, regrouped))
+        flight = DecodeInFlight(plan.step, [*tail], 0, None, plan, self._round, running, [*plan.preempted])
+        if plan.preempted and running != self._order_before[: len(running)]:
+            flight.reqs, flight.regrouped = running, True
+        self._in_flight.append(flight)
 
     def update(self, plan: StepPlan) -> StepResult:
         """Process the result of a plan; see `SglangScheduler`."""
@@ -219,11 +241,15 @@ class LeapingSglangScheduler(SglangScheduler):
         if plan.kind == "idle" or not isinstance(flight, DecodeInFlight) or flight.plan is not plan:
             return super().update(plan)
         self._in_flight.popleft()
-        result = StepResult([], [], [], flight.regrouped)
+        result = StepResult([], [], flight.left, flight.regrouped)
         number = self._known_round = flight.round
-        for req in self._crowd.ends.pop(number, ()):
-            if req.parked and req.end_round == number and req.since <= number:
-                self._end(req, number, result)
+        ending = self._crowd.ends.pop(number, None)
+        if ending is not None and not flight.regrouped:
+            if len(ending) > 1:
+                ending = [req for req in flight.running if req in ending]
+            for req in ending:
+                if req.parked and req.end_round == number and req.since <= number:
+                    self._end(req, number, result)
         for req in _own(flight.reqs):
             if req.finished or req.retracted:
                 continue
@@ -237,7 +263,8 @@ class LeapingSglangScheduler(SglangScheduler):
 
     def _end(self, req: ParkedRequest, number: int, result: StepResult) -> None:
         """The result of that round ends a parked request."""
-        self._unpark(req, number)
+        self._write_down(req, number)
+        self._leave_crowd(req)
         self._ended.append(req)
         self._finish_if_done(req, result)
 
@@ -268,26 +295,15 @@ class LeapingSglangScheduler(SglangScheduler):
         self._tail = [req for req in self._tail if req.finished]
         self._fresh = False
 
-    def _unpark(self, req: ParkedRequest, result_round: int) -> None:
-        """Write down where a request is after the latest round, and after the result of that one."""
-        req.parked = False
+    def _write_down(self, req: ParkedRequest, result_round: int) -> None:
+        """Where a parked request is after the latest round, and after the result of that one."""
         req.kv = req.anchor + self._round
         req.num_output_tokens = req.outputs + result_round
+
+    def _leave_crowd(self, req: ParkedRequest) -> None:
+        req.parked = False
         self._left_of_crowd -= req.max_new_tokens - req.outputs
         self._crowd.leave(req.anchor)
-
-    def _unpark_all(self, running: Batch) -> None:
-        """Dissolve the crowd; results in flight list all of it from now on."""
-        parked = [req for req in _own(running.reqs) if req.parked]
-        for req in parked:
-            self._unpark(req, self._known_round)
-        for flight in self._in_flight:
-            if isinstance(flight, DecodeInFlight):
-                took_part = [req for req in parked if req.since <= flight.round]
-                flight.reqs = [*took_part, *flight.reqs]
-                flight.plan.crowd = flight.plan.crowd_context = 0
-                flight.regrouped = True
-        self._tail = list(_own(running.reqs))
 
 
 def _own(reqs: list[LiveRequest]) -> list[ParkedRequest]:
