@@ -343,7 +343,8 @@ def test_command_says_capacity_replicas_and_cost(tmp_path):
     ("more", "says"),
     [
         ([], "at least one"),
-        (["--slo", "p99 ttft <= 1s", "--rate", "none"], "above 0"),
+        (["--slo", "p99 ttft <= 1s", "--rate", "none"], "must be a number"),
+        (["--slo", "p99 ttft <= 1s", "--rate", "0"], "greater than 0"),
         (["--slo", "p99 ttft <= 1s", "--rate", "1e308"], "at most 1,000,000"),
         (["--slo", "p99 ttft <= 1s", "--rate", "1", "--peak-factor", "1e9"], "at most 1,000"),
         (["--slo", "p99 ttft <= 1s", "--gpus", "H100,H100"], "distinct"),

@@ -127,9 +127,11 @@ def test_the_parts_of_ttft_add_up():
     assert sum(shares) == pytest.approx(100.0)
     assert line(text, "Prefill").split()[:3] == ["Prefill", "(ms):", "70.00"]
     closed = {"state": "closed-loop", "sustainable_rate": 1.5}
-    looped = render(result(extra={"ttft_parts_ms": parts, "regime": closed}))
+    looped = render(
+        replace(result(extra={"ttft_parts_ms": parts, "regime": closed}), identity={"max_concurrency": 8})
+    )
     assert "Client wait" not in looped  # by design, and no part of TTFT
-    assert "closed loop: 1.5 requests/s at this concurrency" in looped
+    assert "closed loop of 8, 1.5 requests/s answered" in looped
     from_records = render(result())
     assert "Queue, running step's end included (ms): 50.00" in from_records
     assert "Queue (ms):                              50.00" in render(result(origin="measured"))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from bench.audit.facts import Run, alone
 from bench.audit.finding import Finding, Level
 from bench.audit.pair import OTHER
+from sim.comparison.regimes import regime_of_figures, state_of
 from sim.figures.metrics import MIN_SUCCESS
-from sim.figures.regime import regime
-from sim.workload.spec import RandomDataset, WorkloadSpec
+from sim.figures.regime import Regime
 
 WARM = 0.01  # share of prompt tokens from the cache from which a random load is not fresh
-SERVED = 0.95  # of the offered rate
 FILLED = 0.8  # of the client's cap, over many rounds
 SHARED_DATA = ("prefix_repetition", "PrefixRepetitionDataset")
 
@@ -199,7 +199,8 @@ def client_limited(runs: Sequence[Run]) -> list[Finding]:
 def saturated(runs: Sequence[Run]) -> list[Finding]:
     """Open loops that outran the server; closed loops, whose TTFT holds for their concurrency only."""
     findings = []
-    over = [run for run in runs if _overloaded(run)]
+    states = {run.name: _regime(run).state for run in runs}
+    over = [run for run in runs if states[run.name] == "saturated"]
     for run in runs:
         rate, achieved, ttft, duration = (
             run.rate,
@@ -226,23 +227,23 @@ def saturated(runs: Sequence[Run]) -> list[Finding]:
                     (run.name,),
                 )
             )
-        elif rate is not None:
-            text = f"{run.label}: {achieved:.3g} completed" if achieved is not None else run.label
-            findings.append(Finding("saturated", "ok", "below capacity", text, "", "", (run.name,)))
-        else:
+        elif rate is None or states[run.name] in ("closed-loop", "capped"):
             findings.append(_closed(run, share))
+        else:
+            known = states[run.name] == "stable"
+            text = f"{run.label}: {achieved:.3g} completed" if achieved is not None else run.label
+            title, effect = ("below capacity", "") if known else ("too short to tell", "send more requests")
+            level: Level = "ok" if known else "unknown"
+            findings.append(Finding("saturated", level, title, text, effect, "", (run.name,)))
     return findings
 
 
-def _overloaded(run: Run) -> bool:
-    records = run.result.records if run.result else None
-    if run.rate is not None and records is not None and run.result is not None:
-        state = regime(
-            records, run.result.series, WorkloadSpec(dataset=RandomDataset(), request_rate=run.rate)
-        ).state
-        if state in ("stable", "saturated"):
-            return state == "saturated"
-    return run.rate is not None and run.throughput is not None and run.throughput < SERVED * run.rate
+def _regime(run: Run) -> Regime:
+    """Of an open loop; by its requests where they are known."""
+    if run.result is not None and run.result.records is not None:
+        return state_of(run.result)
+    found = Regime("unknown") if run.rate is None else regime_of_figures(run.rate, run.figures)
+    return replace(found, state="capped") if found.state == "saturated" and run.concurrency else found
 
 
 def _closed(run: Run, share: str) -> Finding:

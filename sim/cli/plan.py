@@ -46,7 +46,11 @@ MAX_PEAK = 1e3
 @click.option("--traffic", type=click.Path(path_type=Path), help="Tenants and sessions instead of the load.")
 @click.option("--gpus", metavar="NAME,NAME,…", help="Compare these GPUs.")
 @click.option("--tp", metavar="N,N,…", help="Compare these tensor-parallel sizes.")
-@click.option("--price", type=click.Path(path_type=Path), help="Prices: YAML, `GPU: price per hour` a line.")
+@click.option(
+    "--price",
+    metavar="USD|FILE",
+    help="Price of a GPU hour; or a YAML file, `GPU: price per hour` a line.",
+)
 @click.option(
     "--utilisation", metavar="SHARE", default="100%", show_default=True, help="Share of the capacity in use."
 )
@@ -73,7 +77,7 @@ def plan(
     traffic: Path | None,
     gpus: str | None,
     tp: str | None,
-    price: Path | None,
+    price: str | None,
     utilisation: str,
     prompts: str,
     seeds: str,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from sim.cli.options import read_text
-from sim.commands.serve import parse_serve_command
+from sim.commands.serve import ServeCommand, parse_serve_command
+from sim.errors import BadInput
 from sim.translation.translate import Pair, Translation
 from sim.translation.translate import translate as translate_command
 
@@ -16,16 +18,44 @@ _WORDS = {"equal": "equal", "near": "near", "none": "no counterpart"}
 
 
 @click.command()
-@click.argument("command", metavar="COMMAND|@FILE|-")
+@click.argument("command", metavar="[COMMAND|@FILE|-|SCENARIO.yaml]", required=False)
+@click.option("--serve", metavar="COMMAND", help="The command, as pasted; @FILE or - to read it.")
 @click.option("--json", "as_json", is_flag=True, help="Print command and pairs as JSON.")
-def translate(command: str, as_json: bool) -> None:
+def translate(command: str | None, serve: str | None, as_json: bool) -> None:
     """Write the nearest SGLang command for a vLLM one, and back.
+
+    \b
+    servecast translate 'vllm serve Qwen/Qwen3-14B --max-num-seqs 64'
+    servecast translate scenario.yaml
 
     Below the command stands what became of each flag: equal, near (and what differs), or no counterpart.
     These lines are shell comments, so the whole output can be pasted.
     """
-    made = translate_command(parse_serve_command(read_text(command, "COMMAND")))
+    made = translate_command(_command(command, serve))
     click.echo(_as_json(made) if as_json else render(made))
+
+
+def _command(text: str | None, serve: str | None) -> ServeCommand:
+    """The command that was given, be it as text or within a scenario file.
+
+    Raises:
+        BadInput: none, two, or one that cannot be used.
+    """
+    if (text is None) == (serve is None):
+        raise BadInput("COMMAND", None, "give one command: as text, @FILE, -, a scenario file, or --serve")
+    if serve is not None:
+        return parse_serve_command(read_text(serve, "--serve"))
+    assert text is not None
+    if (
+        text.endswith((".yaml", ".yml"))
+        and len(text.split()) == 1
+        or "\n" not in text
+        and Path(text).is_file()
+    ):
+        from sim.build import serve_of
+
+        return serve_of(text)
+    return parse_serve_command(read_text(text, "COMMAND"))
 
 
 def render(made: Translation) -> str:
@@ -53,5 +83,5 @@ def _table(pairs: tuple[Pair, ...]) -> list[str]:
 
 
 def _as_json(made: Translation) -> str:
-    content = {"command": made.command, **asdict(made)}
+    content = {"command": made.command, **asdict(made), "env": dict(made.env)}
     return json.dumps(content, indent=2)

@@ -113,11 +113,11 @@ def real(
     if math.isinf(value) and not infinite:
         raise BadInput(flag, text, "must be finite")
     if above is not None and value <= above:
-        raise BadInput(flag, text, f"must be greater than {above:g}")
+        raise BadInput(flag, text, f"must be greater than {above:,.12g}")
     if minimum is not None and value < minimum:
-        raise BadInput(flag, text, f"must be at least {minimum:g}")
+        raise BadInput(flag, text, f"must be at least {minimum:,.12g}")
     if maximum is not None and value > maximum:
-        raise BadInput(flag, text, f"must be at most {maximum:g}")
+        raise BadInput(flag, text, f"must be at most {maximum:,.12g}")
     return value
 
 

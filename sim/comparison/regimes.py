@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from sim.comparison.figures import THROUGHPUTS, split_key
 from sim.comparison.identity import fact, load_of
-from sim.figures.regime import Regime, comparability, regime
+from sim.figures.regime import TURNED_OVER, Regime, comparability, regime
 from sim.results import BenchResult
 from sim.workload.spec import WorkloadSpec
 
@@ -35,7 +36,7 @@ class Regimes:
 
     Attributes:
         verdict: see `sim.figures.regime.comparability`; "closed loop" and "unknown" beside it.
-        predicted, measured: the state of each side: "stable", "saturated", "closed-loop", "unknown".
+        predicted, measured: the state of each side, see `sim.figures.regime.Regime`.
         rate: offered, requests/s; None for a closed loop.
         capacity_predicted, capacity_measured: requests/s that each side can sustain; None: it did not show.
         bound: the capacity error is at least as large as computed, as one side's capacity is only known to
@@ -103,22 +104,49 @@ def state_of(result: BenchResult) -> Regime:
     if rate is None or math.isinf(rate):
         closed = cap is not None or rate is not None
         return Regime("closed-loop" if closed else "unknown")
-    served, completed = result.aggregates.get("request_throughput"), result.aggregates.get("completed")
+    found = regime_of_figures(rate, result.aggregates)
+    return (
+        Regime("capped", rate, found.served_rate) if found.state == "saturated" and cap is not None else found
+    )
+
+
+def regime_of_figures(rate: float, figures: Mapping[str, float | int | None]) -> Regime:
+    """The regime of an open loop of which only figures are known: by what it served of what was offered.
+
+    A run lasts from the first send to the last answer, so the last request's own time is no lack of capacity.
+    """
+    completed, duration = figures.get("completed"), figures.get("duration")
+    served = figures.get("request_throughput") or (completed / duration if completed and duration else None)
     if not served or not completed:
         return Regime("unknown", rate)
-    # A run lasts from the first send to the last answer: the last request's own time is no lack of capacity.
-    latency = (result.aggregates.get("mean_e2el_ms") or 0.0) / 1e3
+    decode = _decode_seconds(figures)
+    if completed < rate * decode / TURNED_OVER:
+        return Regime("unknown", rate, served)  # the batch was still filling when the last request was sent
+    latency = (figures.get("mean_e2el_ms") or 0.0) / 1e3 or decode + (
+        figures.get("mean_ttft_ms") or 0.0
+    ) / 1e3
     fair = completed / ((completed - 1) / rate + latency)
-    if served < SHORT_SERVED * fair or served < 0.5 * rate:
+    if served < SHORT_SERVED * fair:
         return Regime("saturated", rate, served, served, rate / served)
     return Regime("stable", rate, served)
+
+
+def _decode_seconds(figures: Mapping[str, float | int | None]) -> float:
+    """Mean time from a request's first token to its last, or all of its time [s]; 0 if nothing tells it."""
+    e2el, ttft, tpot = (figures.get(f"mean_{key}_ms") for key in ("e2el", "ttft", "tpot"))
+    if e2el is not None:
+        return max(e2el - (ttft or 0.0), 0.0) / 1e3
+    tokens, completed = figures.get("total_output_tokens"), figures.get("completed")
+    if tpot is None or not tokens or not completed:
+        return 0.0
+    return tpot * max(tokens / completed - 1.0, 0.0) / 1e3
 
 
 def _verdict(
     ours: Regime, theirs: Regime, rate: float | None, predicted: float | None, measured: float | None
 ) -> Verdict:
     states = (ours.state, theirs.state)
-    if "closed-loop" in states:
+    if "closed-loop" in states or "capped" in states:
         return "closed loop"
     if rate is not None and predicted and measured:
         return _as_verdict(comparability(rate, predicted, measured))

@@ -20,13 +20,13 @@ from sim.workload.arrivals import arrival_stats
 from sim.workload.spec import WorkloadSpec
 
 Floats = NDArray[np.float64]
-State = Literal["stable", "saturated", "closed-loop", "unknown"]
+State = Literal["stable", "saturated", "capped", "closed-loop", "unknown"]
 
 MIN_REQUESTS = 20
 BLOCKS = 10
 GROWTH = 0.02  # backlog growth as a share of the offered rate
 TREND = 0.6  # Kendall's tau of block means of the wait over send time; p < 0.01 for ten blocks
-TURNED_OVER = 0.5
+TURNED_OVER = 0.5  # of the requests, ended while a rate is measured: else a batch is still filling
 SIGMAS = 2.0  # backlog at the last send, in standard deviations of a balanced queue's random walk
 
 
@@ -36,7 +36,9 @@ class Regime:
 
     Attributes:
         state: "closed-loop": the client waits for answers (or sent all at once), so load cannot outrun the
-            server and queueing is the client's choice. "unknown": too few requests to say.
+            server and queueing is the client's choice. "capped": the schedule outruns the server, but
+            `max_concurrency` holds requests back in the client, so what is counted from the sending on holds
+            for this concurrency. "unknown": too few requests, or too short a time, to say.
         offered_rate: requests/s of the schedule.
         served_rate: requests/s that got their first token while requests were still being sent.
         sustainable_rate: requests/s that the server completes while it has a backlog; None if it never had.
@@ -91,8 +93,17 @@ def regime(records: RequestRecords, series: ServerSeries | None, spec: WorkloadS
     saturated = growth > GROWTH * offered.rate and trend >= TREND and at_end > max(2.0, noise)
     sustainable = _sustainable(records, ready) if saturated else None
     rho = offered.rate / sustainable if sustainable else None
+    cap = spec.max_concurrency if spec is not None else None
+    state: State = "stable"
+    notes = _drift(growth / offered.rate, trend)
+    if saturated and cap is not None:
+        state, notes = "capped", _say_capped(offered.rate, sustainable, cap)
+    elif saturated:
+        state, notes = "saturated", _say(offered.rate, sustainable, growth, at_end, series, end)
+    elif (ended := int((records.last_token <= end).sum())) < TURNED_OVER * len(scheduled):
+        state, notes = "unknown", _say_short(offered.rate, ended, len(scheduled))
     return Regime(
-        "saturated" if saturated else "stable",
+        state,
         offered.rate,
         served,
         sustainable,
@@ -101,9 +112,7 @@ def regime(records: RequestRecords, series: ServerSeries | None, spec: WorkloadS
         at_end,
         at_end / mean if mean > 0 else None,
         trend,
-        _say(offered.rate, sustainable, growth, at_end, series, end)
-        if saturated
-        else _drift(growth / offered.rate, trend),
+        notes,
     )
 
 
@@ -156,6 +165,23 @@ def _drift(growth: float, trend: float) -> tuple[Note, ...]:
         return ()
     text = "waits rise with send time: near saturation, or too short a run; send more requests to tell"
     return (Note("warning", "steadiness", text),)
+
+
+def _say_short(offered: float, ended: int, count: int) -> tuple[Note, ...]:
+    text = (
+        f"too short to tell whether {offered:.3g} requests/s can be sustained: {ended} of {count} requests "
+        "had ended when the last one was sent; send more"
+    )
+    return (Note("warning", "steadiness", text),)
+
+
+def _say_capped(offered: float, answered: float | None, cap: int) -> tuple[Note, ...]:
+    rate = f"about {answered:.3g}" if answered else "fewer"
+    text = (
+        f"{offered:.3g} requests/s scheduled, {rate} answered with {cap} in flight: the others wait in the "
+        "client, which TTFT does not count"
+    )
+    return (Note("info", "load", text),)
 
 
 def _say(

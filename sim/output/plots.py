@@ -155,7 +155,7 @@ def draw_ttft_parts(axes: Axes, result: BenchResult) -> None:
     if result.records is None:
         return
     parts = ttft_parts(result.records)
-    if result.extra.get("regime", {}).get("state") == "closed-loop":
+    if result.extra.get("regime", {}).get("state") in ("closed-loop", "capped"):
         del parts["client"]
     count = len(parts["queue"])
     groups = np.array_split(np.arange(count), min(count, 200)) if count else []

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.comparison.identity import load_of
 from sim.figures.metrics import client_limited
 from sim.figures.quantiles import supported
 from sim.provenance import Note
@@ -129,8 +130,14 @@ def _stability(result: BenchResult, paint: Paint) -> str:
         return ", " + paint("saturated", "saturated") + f": {offered:.3g} requests/s offered, {able}{queue}"
     if state == "stable" and offered:
         return f", stable at {offered:.3g} requests/s"
-    if state == "closed-loop" and rate:
-        return f", closed loop: {rate:.3g} requests/s at this concurrency"
+    if state == "unknown" and offered:
+        return f", too short to tell whether {offered:.3g} requests/s can be sustained"
+    if state in ("closed-loop", "capped"):
+        cap = load_of(result.identity)[1]
+        held = "all sent at once" if cap is None else f"closed loop of {cap}"
+        if state == "capped":
+            held = f"capped at {cap} in flight: {offered:.3g} requests/s scheduled"
+        return f", {held}" + (f", {rate:.3g} requests/s answered" if rate else "")
     return ""
 
 
@@ -231,7 +238,7 @@ def _from_schedule(result: BenchResult) -> list[str]:
     """What users waited for, where it differs from what the client reports."""
     figures = result.aggregates
     delay = figures.get("mean_dispatch_delay_ms")
-    if not delay or delay < 0.01 or _saturated(result):
+    if not delay or delay < 0.01 or _regime(result).get("state") in ("saturated", "capped"):
         return []
     lines = [_rule("Counted from the Schedule")]
     lines.append(
@@ -264,7 +271,7 @@ def _ttft(result: BenchResult, paint: Paint) -> list[str]:
             return []
     known = {name: float(value) for name, value in parts.items() if value is not None}
     # In a closed loop a request waits for a free place by design, and no one waits for it.
-    if _regime(result).get("state") == "closed-loop" or known.get("client_wait", 0.0) < 0.005:
+    if _regime(result).get("state") in ("closed-loop", "capped") or known.get("client_wait", 0.0) < 0.005:
         known.pop("client_wait", None)
     total = sum(known.values())
     if total <= 0:

@@ -138,11 +138,11 @@ class LoadCurve:
 def is_stable(probes: Sequence[Probe]) -> bool:
     """Whether the load can be sustained, by all replications together.
 
-    Not if most of them are saturated; nor if the backlog grows by more than 2 % of what is offered and the
-    replications agree that it does.
+    Not if most of them are saturated, be it behind a cap in the client; nor if the backlog grows by more than
+    2 % of what is offered and the replications agree that it does.
     """
     states = [p.outcome.regime.get("state") for p in probes]
-    if 2 * states.count("saturated") > len(states):
+    if 2 * (states.count("saturated") + states.count("capped")) > len(states):
         return False
     growths = [
         float(p.outcome.regime["backlog_growth"]) / float(p.outcome.regime["offered_rate"])
