@@ -41,7 +41,7 @@ class Request:
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_len", sum(length for _, length in self.prompt))
+        object.__setattr__(self, "prompt_len", sum([length for _, length in self.prompt]))
 
     @property
     def ignore_eos(self) -> bool:

@@ -111,13 +111,13 @@ class StepPlan:
     ) -> None:
         self.step = step
         self.kind = kind
-        self.preempted = [] if preempted is None else preempted
-        self.cached = [] if cached is None else cached
+        self.preempted = preempted or []
+        self.cached = cached or []
         self.crowd = crowd
         self.crowd_context = crowd_context
         self.head = 0
         self.head_context = 0
-        self._chunks = [] if scheduled is None else scheduled
+        self._chunks = scheduled or []
         self._decoding: Sequence[Holder] = ()
         self._starts: Sequence[int] = ()
 
@@ -158,9 +158,11 @@ class StepPlan:
         """Sum the batch up for pricing."""
         decode_seqs = sampled = self.crowd + self.head
         decode_context = self.crowd_context + self.head_context
-        chunks = self.behind_head()
+        chunks = self._chunks
+        if self.head and not self._starts:
+            chunks = chunks[self.head :]
         if not chunks:
-            return decodes(self.kind, decode_seqs, decode_context)
+            return new_tuple(StepShape, (self.kind, 0, 0, decode_seqs, 0, 0, decode_context, sampled))
         prefill_tokens = prefill_seqs = pairs = prefill_context = 0
         for _, start, n, samples in chunks:
             if n == 1:

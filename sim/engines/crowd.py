@@ -7,6 +7,8 @@ one number, its anchor n - p, tells its state at every later call; what the whol
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 Member = TypeVar("Member")
@@ -68,9 +70,12 @@ class Crowd(Generic[Member]):
         """Blocks that the crowd begins in that call and those after it."""
         if calls == 1:
             return self._phases[call % self._block_size]
-        rounds, rest = divmod(calls, self._block_size)
         phases, size = self._phases, self._block_size
-        return rounds * self.size + sum([phases[(call + k) % size] for k in range(rest)])
+        rounds, rest = divmod(calls, size)
+        begin = call % size
+        end = begin + rest
+        blocks = rounds * self.size + sum(phases[begin:end])
+        return blocks + sum(phases[: end - size]) if end > size else blocks
 
     def begins_block(self, anchor: int, call: int) -> bool:
         """Whether a member begins a block in that call."""
@@ -82,11 +87,7 @@ class Crowd(Generic[Member]):
         if -(-most // size) * self.size <= blocks:
             return most
         rounds = blocks // self.size if self.size else 0
-        calls = rounds * size
         blocks -= rounds * self.size
-        while calls < most:
-            blocks -= phases[(call + calls) % size]
-            if blocks < 0:
-                return calls
-            calls += 1
-        return most
+        begin = call % size
+        needed = list(accumulate(phases[begin:] + phases[:begin]))
+        return min(most, rounds * size + bisect_right(needed, blocks))

@@ -123,13 +123,22 @@ def distribution(name: str, seconds: Floats | Runs, quantiles: tuple[float, ...]
     some = len(seconds) > 0
     figures: Figures = {
         f"mean_{name}_ms": float(seconds.mean()) * 1000.0 if some else None,
-        f"median_{name}_ms": float(np.median(seconds)) * 1000.0 if some else None,
+        f"median_{name}_ms": _median(seconds) * 1000.0 if some else None,
         f"std_{name}_ms": float(seconds.std()) * 1000.0 if some else None,
     }
     values = np.percentile(seconds, quantiles).tolist() if some else []
     for i, q in enumerate(quantiles):
         figures[f"p{percentile_word(q)}_{name}_ms"] = values[i] * 1000.0 if some else None
     return figures
+
+
+def _median(values: Floats) -> float:
+    """`np.median`, which would load numpy's masked arrays to look for NaN."""
+    middle, last = len(values) // 2, len(values) - 1
+    ordered = np.partition(values, (max(0, middle - 1), middle, last))
+    if np.isnan(ordered[last]):
+        return math.nan
+    return float(ordered[middle] if len(values) % 2 else (ordered[middle - 1] + ordered[middle]) / 2.0)
 
 
 def _run_distribution(name: str, runs: Runs, quantiles: tuple[float, ...]) -> Figures:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -161,13 +162,13 @@ class Runs:
         n = len(self)
         if n == 0:
             return [None] * len(quantiles)
-        ordered = _Ordered.of(self)
+        smallest = cache(_Ordered.of(self).smallest)
         found: list[float | None] = []
         for q in quantiles:
             position = (n - 1) * q / 100.0
             k = math.floor(position)
-            low = ordered.smallest(k)
-            high = low if position == k else ordered.smallest(min(k + 1, n - 1))
+            low = smallest(k)
+            high = low if position == k else smallest(min(k + 1, n - 1))
             found.append(low + (high - low) * (position - k))
         return found
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from sim.engines.base import Leaping, StepPlan, StepResult, StepShape, decodes, new_tuple
+from sim.engines.base import Leaping, StepPlan, StepResult, StepShape, new_tuple
 from sim.engines.glue import Limits
 from sim.loop.moments import Clock
 from sim.loop.pricing import DecodePrices, Line, Price
@@ -40,7 +40,8 @@ class Stretch(NamedTuple):
         """When call i is made."""
         if not i:
             return self.now
-        return self.begin + progression(i - 1, self.period, self.growth)
+        i -= 1  # `progression`, spelled out: this is asked for every sample
+        return self.begin + (i * self.period + self.growth * (i * (i - 1) // 2))
 
     def calls_before(self, moment: float, most: int) -> int:
         """How many calls, at most `most`, are made before that moment. It lies behind call 0."""
@@ -109,12 +110,14 @@ class LeapingReplica(Replica):
     def _loop(self) -> Generator[simpy.Event, Any, None]:
         """The loop of `Replica`; `now` runs ahead of SimPy's clock while nobody else has anything to do."""
         env, scheduler, depth = self._env, self._leaper, self._scheduler.pipeline_depth
+        inbox, prices = self._inbox, self._prices
         in_flight: deque[InFlight] = deque()
         now = env.now
         while True:
             if env.peek() <= now:
                 yield env.timeout(now - env.now)
-            self._drain(now)
+            if inbox and inbox[0][0] <= now:
+                self._drain(now)
             came_to_nothing = False
             if scheduler.has_work():
                 calls = scheduler.steady_calls()
@@ -124,7 +127,7 @@ class LeapingReplica(Replica):
                 plan = scheduler.schedule()
                 shape = plan.shape()
                 self._note_plan(plan, now)
-                price = self._prices.price(shape)
+                price = prices.price(shape)
                 now += price[3]
                 if plan.kind != "idle":
                     in_flight.append(self._launch_at(price, plan, shape, now))
@@ -155,7 +158,7 @@ class LeapingReplica(Replica):
         usage, start = self.usage, self._device_free
         device = usage.device
         if now > start:
-            add_time(device, "host", now - start)
+            device["host"] = device.get("host", 0.0) + (now - start)
             start = now
         if shape.num_prefill_seqs:
             seconds = self._throttle.seconds(shape, start, seconds)
@@ -168,12 +171,13 @@ class LeapingReplica(Replica):
         if out_of_range is not None:
             usage.out_of_range[out_of_range] = usage.out_of_range.get(out_of_range, 0) + 1
         self._idle_calls = 0
-        self._tokens_since_output += shape.num_tokens
-        return new_tuple(InFlight, (plan, shape, start, end, host_after))
+        self._tokens_since_output += shape.num_prefill_tokens + shape.num_decode_seqs
+        return new_tuple(InFlight, (plan, start, end, host_after))
 
     def _deliver(self, step: InFlight, result: StepResult, now: float) -> None:
         recorder = self._recorder
-        ids = [rid for rid, _ in result.new_tokens]
+        new = result.new_tokens
+        ids = [rid for rid, _ in new] if new else []
         if step.plan.kind == "prefill":
             recorder.emit_apart(now, ids)
             some = bool(ids)
@@ -182,7 +186,10 @@ class LeapingReplica(Replica):
             some = bool(ids)
         else:
             some = recorder.emit(now, result.left, ids)
-        self._note_output(step, some)
+        if some:
+            self._tokens_since_output = 0
+        else:
+            self._note_nothing(step)
         for rid, reason in result.finished:
             self._finish(rid, reason, now)
 
@@ -222,21 +229,17 @@ class LeapingReplica(Replica):
         self._sample(stretch, calls)
         plan = self._leaper.leap(calls)
         if plan is not None:
-            latest = decodes(shape.kind, size, context + size * (calls - 1))
-            in_flight[-1] = InFlight(plan, latest, start, self._device_free, line.host_after)
+            in_flight[-1] = InFlight(plan, start, self._device_free, line.host_after)
         self._account(line, shape, busy + last_duration, calls)
         return stretch.call(calls)
 
     def _sample(self, stretch: Stretch, calls: int) -> None:
         """What `_note_plan` keeps of each call."""
-        more_tokens, call = self._leaper.steady_kv_tokens, stretch.call
+        more_tokens, series = self._leaper.steady_kv_tokens, self.series
         running, waiting, held, total = self._leaper.queue_state()
-
-        def sample(i: int) -> tuple[float, int, int, float]:
+        for i in series.turns(calls):
             used = held + more_tokens(i + 1)
-            return call(i), running, waiting, used / total if total else 0.0
-
-        self.series.add_run(calls, sample)
+            series.keep((stretch.call(i), running, waiting, used / total if total else 0.0))
 
     def _account(self, line: Line, shape: StepShape, seconds: float, calls: int) -> None:
         """What `_launch` keeps of each step; `seconds` of device time in all."""

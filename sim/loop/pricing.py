@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sim.engines.base import StepShape
+from sim.engines.base import StepShape, decodes
 from sim.steptime.base import DecodeLine, StepTimeModel
 
 TOLERANCE = 1e-12
@@ -51,8 +51,13 @@ class DecodePrices:
 
     def price(self, shape: StepShape) -> Price:
         """What any step costs."""
-        _, _, prefill_seqs, decodes, _, _, context, sampled = shape
-        if decodes and decodes == sampled and not prefill_seqs:
+        kind, _, prefill_seqs, size, _, _, context, sampled = shape
+        if size and size == sampled and not prefill_seqs:
+            for intercept, slope, low, high, resource, reason, before, after in self._lines.get(
+                (kind, size), ()
+            ):
+                if low <= context <= high:
+                    return intercept + slope * context, resource, reason, before, after
             intercept, slope, _, _, resource, reason, before, after = self.line(shape)
             return intercept + slope * context, resource, reason, before, after
         model = self._model
@@ -82,10 +87,10 @@ class DecodePrices:
             below, above = max(below, math.ceil(told.since)), int(min(above, told.reach))
         constant = self._constants(shape)
         while above > context:
-            high = shape._replace(decode_context=above)
+            high = decodes(shape.kind, shape.num_decode_seqs, above)
             line = self._between(shape, high, told, constant)
             if line is not None:
-                low = shape._replace(decode_context=min(below, context))
+                low = decodes(shape.kind, shape.num_decode_seqs, min(below, context))
                 return self._between(low, high, told, constant) or line
             above = context + (above - context) // 4
         seconds, resource = self._price(shape)

@@ -180,8 +180,10 @@ class Recorder:
         if left:
             leaving = [track for track in map(tracks.get, left) if track is not None and track in group]
             stayed = self._leave(leaving, base)
+        elif self._ended:
+            stayed = self._leave([], base)
         else:
-            stayed = self._leave([], base) if self._ended else len(group)
+            stayed = len(group)
         emission = self._emissions
         for request_id in joined:
             track = tracks[request_id]
@@ -284,16 +286,19 @@ class Recorder:
             How many stay at their place.
         """
         group, before = self._group, self._emissions - 1
-        gone = self._ended + leaving
-        places = sorted(map(list(group).index, gone)) if self._cost else []
+        gone, self._ended = self._ended + leaving, []
+        if not self._cost:
+            for track in leaving:
+                self._close(track, before, 0)
+            for track in gone:
+                del group[track]
+            return len(group)
+        places = sorted(map(list(group).index, gone))
         for track in leaving:
             self._close(track, before, self._place(track))
         size = len(group)
         for track in gone:
             del group[track]
-        self._ended = []
-        if not self._cost:
-            return len(group)
         gap = base - self._last_base
         for shift, (low, high) in enumerate(zip([-1, *places], [*places, size], strict=True)):
             if high - low > 1:

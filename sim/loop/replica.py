@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,7 +41,6 @@ class InFlight(NamedTuple):
     """A step on the device: it runs from `start` to `end`, its result takes the host `after` seconds."""
 
     plan: StepPlan
-    shape: StepShape
     start: float
     end: float
     after: float
@@ -84,18 +83,20 @@ class SeriesBuffer:
         """Take a sample if it is its turn."""
         if self._count % self._stride == 0:
             running, waiting, used, total = state
-            self._keep((now, running, waiting, used / total if total else 0.0))
+            self.keep((now, running, waiting, used / total if total else 0.0))
         self._count += 1
 
-    def add_run(self, count: int, sample: Callable[[int], tuple[float, int, int, float]]) -> None:
-        """`add` for `count` samples, of which `sample` makes the i-th if it is its turn."""
+    def turns(self, count: int) -> Iterator[int]:
+        """Which of the next `count` samples are to be kept: `keep` each of them before asking for another."""
         begin, end = self._count, self._count + count
-        while (due := -(-self._count // self._stride) * self._stride) < end:
-            self._keep(sample(due - begin))
-            self._count = due + 1
+        due = -(-begin // self._stride) * self._stride
+        while due < end:
+            yield due - begin
+            due = (due // self._stride + 1) * self._stride
         self._count = end
 
-    def _keep(self, sample: tuple[float, int, int, float]) -> None:
+    def keep(self, sample: tuple[float, int, int, float]) -> None:
+        """Keep a sample whose turn it is."""
         self.samples.append(sample)
         if len(self.samples) >= self._limit:
             del self.samples[1::2]
@@ -271,7 +272,7 @@ class Replica:
             usage.out_of_range[reason] = usage.out_of_range.get(reason, 0) + 1
         self._idle_calls = 0
         self._tokens_since_output += shape.num_prefill_tokens + shape.num_decode_seqs
-        return new_tuple(InFlight, (plan, shape, start, end, model.host_after(shape)))
+        return new_tuple(InFlight, (plan, start, end, model.host_after(shape)))
 
     def _kept_out(self, shape: StepShape) -> str | None:
         if not self._state.num_waiting:
@@ -290,16 +291,18 @@ class Replica:
             recorder.emit_apart(now, ids)
         else:
             recorder.emit_ids(now, ids)
-        self._note_output(step, bool(ids))
+        if ids:
+            self._tokens_since_output = 0
+        else:
+            self._note_nothing(step)
         for rid, reason in result.finished:
             self._finish(rid, reason, now)
         if self._steps is not None:
             self._steps(describe(step, result, self._state))
 
-    def _note_output(self, step: InFlight, some: bool) -> None:
-        if some:
-            self._tokens_since_output = 0
-        elif self._tokens_since_output > MAX_RECOMPUTE * self._tokens_inside + MAX_IDLE_CALLS:
+    def _note_nothing(self, step: InFlight) -> None:
+        """A result brought no output token."""
+        if self._tokens_since_output > MAX_RECOMPUTE * self._tokens_inside + MAX_IDLE_CALLS:
             raise EngineStuck(
                 f"request {step.plan.scheduled[0].request.request_id}: computed and preempted over and over "
                 f"without one output token; the KV pool of {self._state.kv_total_tokens} tokens is too small"

@@ -20,6 +20,7 @@ from sim.results import Floats, Ints
 
 Sizes = NDArray[np.int32]
 AT_ONCE = 1 << 18  # emissions looked at together
+LEAPS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,13 @@ class EmissionTable:
         """When each emission begins to be streamed."""
         bases = np.repeat(self.base, self._count)
         first = np.cumsum(self._count) - self._count
-        for piece, count, gap, slope in zip(
-            self.leap_piece.tolist(),
-            self.leap_count.tolist(),
-            self.leap_gap.tolist(),
-            self.leap_slope.tolist(),
-            strict=True,
-        ):
-            k = np.arange(count)
-            at = first[piece]
-            bases[at : at + count] += gap * k + slope * (k * (k - 1) // 2)
+        for begin in range(0, len(self.leap_piece), LEAPS_AT_ONCE):
+            some = slice(begin, begin + LEAPS_AT_ONCE)
+            count = self.leap_count[some]
+            k = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+            at = np.repeat(first[self.leap_piece[some]], count) + k
+            gap, slope = np.repeat(self.leap_gap[some], count), np.repeat(self.leap_slope[some], count)
+            bases[at] += gap * k + slope * (k * (k - 1) // 2)
         return bases
 
     def _in_order(self) -> list[int]:

@@ -164,9 +164,14 @@ class RooflineModel:
     _split_memo: dict[tuple[StepKind, int, int, int, int], _Split] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
+    _kv_rate: float = field(init=False, repr=False, compare=False)
+    _attention_rate: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "front_end", self.efficiencies.front_end)
+        eff, peaks = self.efficiencies, self.peaks
+        object.__setattr__(self, "front_end", eff.front_end)
+        object.__setattr__(self, "_kv_rate", peaks.bandwidth * eff.kv_bandwidth)
+        object.__setattr__(self, "_attention_rate", peaks.attention_flops * eff.attention_flops)
 
     @property
     def throttle(self) -> tuple[float, float]:
@@ -230,7 +235,7 @@ class RooflineModel:
         """How the price of a batch of decodes alone goes on as its context grows or shrinks."""
         compute, bandwidth, overhead, _ = self._split_without_attention(shape)
         cost, context = self.cost, shape.decode_context
-        rate = self.peaks.bandwidth * self.efficiencies.kv_bandwidth
+        rate = self._kv_rate
         window = shape.num_decode_seqs * cost.sliding_window
         slope, since, reach = cost.kv_bytes_per_token / rate, 0.0, math.inf
         if context < window:
@@ -311,13 +316,13 @@ class RooflineModel:
         read = (
             context * cost.kv_bytes_per_token + min(context, sliding_limit) * cost.sliding_kv_bytes_per_token
         )
-        return read / (self.peaks.bandwidth * self.efficiencies.kv_bandwidth)
+        return read / self._kv_rate
 
     def _prefill_attention(self, shape: StepShape) -> float:
         cost = self.cost
         sliding_pairs = min(shape.prefill_pairs, shape.num_prefill_tokens * cost.sliding_window)
         flops = shape.prefill_pairs * cost.pair_flops + sliding_pairs * cost.sliding_pair_flops
-        compute = flops / (self.peaks.attention_flops * self.efficiencies.attention_flops)
+        compute = flops / self._attention_rate
         in_window = shape.num_prefill_tokens + shape.num_prefill_seqs * cost.sliding_window
         return max(compute, self._kv_read(shape.prefill_context, in_window))
 

@@ -91,6 +91,7 @@ NO_HIT = Hit(0, 0, [])
 class BlockPool(Protocol):
     """What the scheduler needs of a pool. `num_free_blocks` counts cached but unused blocks as free."""
 
+    block_size: int
     num_free_blocks: int
     num_evicted_blocks: int
 

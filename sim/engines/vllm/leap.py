@@ -70,6 +70,7 @@ class LeapingVllmScheduler(VllmScheduler):
         self._partial: ParkedRequest | None = None
         self._left: deque[tuple[int, list[str]]] = deque()
         self._blocked = False
+        self._longest = config.max_model_len
 
     def _new_request(self, request: Request) -> EngineRequest:
         table = self.block_pool.new_table(request.request_id, request.prompt)
@@ -135,14 +136,13 @@ class LeapingVllmScheduler(VllmScheduler):
         call = self._num_steps
         self._num_steps = call + 1
         crowd = self._crowd
-        plan = StepPlan(call, "mixed", [], [], [])
+        plan = StepPlan(call, "mixed")
         batch: list[EngineRequest] = []
         if self._is_async and call - 1 in crowd.ends:
             self._leave_at_limit(call)
         if self._fresh:
             self._park_fresh(call)
-        threshold = self.config.max_model_len
-        budget = self._token_budget
+        threshold, budget = self._longest, self._token_budget
         if crowd.size:
             if blocks := crowd.new_blocks(call):
                 if blocks <= self.block_pool.num_free_blocks:
@@ -170,7 +170,8 @@ class LeapingVllmScheduler(VllmScheduler):
                     self._fresh.append(request)
                 else:
                     self._partial = request
-        if batch or plan.crowd:
+            self._in_flight.append((plan, batch))
+        elif plan.crowd:
             self._in_flight.append((plan, batch))
         else:
             plan.kind = "idle"

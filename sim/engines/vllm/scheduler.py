@@ -65,6 +65,7 @@ class VllmScheduler:
         self._decode_lead = 0 if config.async_scheduling else 1
         self._by_priority = config.scheduling_policy == "priority"
         self._num_usable_blocks = config.num_gpu_blocks - 1
+        self._num_usable_tokens = self._num_usable_blocks * config.block_size
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
         self._max_running = min(config.max_num_seqs, config.max_num_active_seqs or config.max_num_seqs)
         self._in_flight: deque[tuple[StepPlan, list[EngineRequest]]] = deque()
@@ -94,9 +95,8 @@ class VllmScheduler:
 
     def queue_state(self) -> QueueState:
         """Queue lengths and KV occupancy now."""
-        size = self.config.block_size
-        used = self._num_usable_blocks - self.block_pool.num_free_blocks
-        held, total = used * size, self._num_usable_blocks * size
+        total, pool = self._num_usable_tokens, self.block_pool
+        held = total - pool.num_free_blocks * pool.block_size
         return new_tuple(QueueState, (len(self.running), self.waiting.size, held, total))
 
     def running_ids(self) -> Sequence[str]:
@@ -112,7 +112,7 @@ class VllmScheduler:
 
         Raises EngineStuck if the engine would go round in circles without ever computing anything again.
         """
-        plan = StepPlan(self._num_steps, "mixed", [], [], [])
+        plan = StepPlan(self._num_steps, "mixed")
         self._num_steps += 1
         batch: list[EngineRequest] = []
         threshold = self.config.prefill_threshold(len(self.running) + self.waiting.size)
