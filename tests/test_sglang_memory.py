@@ -71,7 +71,7 @@ def test_a_pool_of_another_fraction_names_the_fraction() -> None:
     model = SMALL.split()[0]
     logged = account_of(f"{model} --mem-fraction-static 0.65", "L40S").kv_cache_tokens
     (note,) = [n for n in account_of(SMALL, "L40S", kv_cache_tokens=logged).notes if n.kind == "warning"]
-    assert "--mem-fraction-static: about 0.650 would give this pool" in note.text
+    assert "--mem-fraction-static (about 0.650 would give this pool)" in note.text
     over = account_of(SMALL, "L40S", kv_cache_tokens=4 * logged)
     assert not any("would give" in n.text for n in over.notes)
     capped = account_of(f"{SMALL} --max-total-tokens {logged}", "L40S", kv_cache_tokens=2 * logged)

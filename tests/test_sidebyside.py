@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from sim.build import build_scenario
 from sim.comparison.loads import sent_requests
 from sim.output.plots import plot_curves
-from sim.output.sidebyside import Curve, Point, render_curves
+from sim.output.sidebyside import Curve, Point, labels, render_curves
 from sim.provenance import Note
 from sim.results import BenchResult
 
@@ -51,3 +52,28 @@ def test_the_number_of_requests_is_what_a_report_counts() -> None:
     assert sent_requests(result("stable", completed=7, failed=2)) == 9
     assert sent_requests(result("stable", completed=7)) == 7
     assert sent_requests(result("stable")) is None
+
+
+def test_scenarios_that_differ_are_told_apart_by_name() -> None:
+    base = "vllm serve Qwen/Qwen3-32B -tp 2"
+    flags = (
+        "",
+        "--quantization fp8",
+        "--max-num-seqs 64",
+        "--max-num-seqs 32 --no-enable-prefix-caching",
+        "",
+    )
+    names = labels(
+        [build_scenario(serve=f"{base} {more}", bench="vllm bench serve", gpu="H100") for more in flags]
+    )
+    assert len(set(names)) == len(flags)
+    assert "Qwen3-32B fp8 · 2 x H100" in names[1]
+    assert names[2].endswith("--max-num-seqs 64")
+    assert "--no-enable-prefix-caching" in names[3]
+
+
+def test_the_table_says_how_wide_the_intervals_are() -> None:
+    known = result("stable", mean_tpot_ms=20.0)
+    known.extra["intervals"] = {"level": 0.9, "figures": {"mean_tpot_ms": (18.0, 23.0)}}
+    (row,) = [line for line in render_curves([Curve("a", (Point(8, known),))]).splitlines() if "±" in line]
+    assert row.split() == ["90", "%", "±15%"]

@@ -175,7 +175,7 @@ def test_a_pool_of_another_fraction_names_the_fraction() -> None:
     result = account_of(f"{SMALL} --gpu-memory-utilization 0.9", "H100", kv_cache_tokens=logged)
     (note,) = [note for note in result.notes if note.subject == "--kv-cache-tokens"]
     assert note.kind == "warning"
-    assert "--gpu-memory-utilization: about 0.70 would give this pool" in note.text
+    assert "--gpu-memory-utilization (about 0.70 would give this pool)" in note.text
 
 
 def test_a_pool_larger_than_the_card_names_no_fraction() -> None:

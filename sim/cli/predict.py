@@ -117,7 +117,7 @@ def predict(
         if steps is not None:
             raise BadInput("--steps", str(steps), "writes one run; give one scenario without --concurrency")
         check_outputs({"--json": json_to, "--plot": plot}, reads)
-        predict_side_by_side(scenarios, concurrency, profile, json_to, plot, leap=not no_leap)
+        predict_side_by_side(scenarios, concurrency, profile, json_to, plot, not no_leap, draws)
         return
     check_outputs({"--json": json_to, "--plot": plot, "--steps": steps}, reads)
     with steps_file(steps) as sink:
@@ -155,16 +155,17 @@ def predict_side_by_side(
     json_to: str | None,
     plot: Path | None,
     leap: bool = True,
+    draws: int | None = None,
 ) -> None:
     """Predict several scenarios, each at several concurrencies, as one table and one picture."""
-    from sim.output.sidebyside import parse_levels, render_curves, sweep
+    from sim.output.sidebyside import labels, parse_levels, render_curves, sweep
     from sim.results_io.atomic import write_text
     from sim.results_io.writing import result_text
 
     levels = parse_levels(concurrency)
     curves = [
-        sweep(scenario, levels, lambda s: simulate_with(s, profile, leap=leap).result)
-        for scenario in scenarios
+        sweep(scenario, levels, lambda s: simulate_with(s, profile, leap=leap, draws=draws).result, name)
+        for scenario, name in zip(scenarios, labels(scenarios), strict=True)
     ]
     results = [point.result for curve in curves for point in curve.points]
     text = "".join(result_text(result, detailed=False) for result in results)  # JSON lines

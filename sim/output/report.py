@@ -45,6 +45,7 @@ Paint = Callable[[str, str], str]
 
 SPARKS = "▁▂▃▄▅▆▇█"
 SEES_SCHEDULE = ("ttft", "e2el")  # latencies that measure the length of the test once a load is too high
+SENT_OTHERWISE = 0.01  # of the rate asked for
 _STYLES = {"VALID": "32", "SUSPECT": "33", "INVALID": "31", "saturated": "31", "title": "1", "faint": "2"}
 _PERCENTILE = re.compile(r"p(\d+(?:\.\d+)?)_(\w+)_ms")
 
@@ -109,7 +110,12 @@ def _saturated(result: BenchResult) -> bool:
 def _verdict(result: BenchResult, paint: Paint) -> list[str]:
     """What was run, whether its figures may be used, and whether the load can be sustained."""
     identity = result.identity
-    parts = [identity.get(key) for key in ("engine", "engine_version", "model", "gpu")]
+    parts = [identity.get(key) for key in ("engine", "engine_version", "model")]
+    args, count = identity.get("engine_args"), identity.get("gpu_count")
+    if isinstance(args, Mapping):
+        parts.append(args.get("quantization"))
+    gpu = identity.get("gpu")
+    parts.append(f"{count} x {gpu}" if gpu and isinstance(count, int) and count > 1 else gpu)
     what = " · ".join(str(part) for part in parts if part)
     lines = [paint("title", line) for line in _wrap(f"{result.origin}: {what or result.tool}")]
     status = result.verdict.status
@@ -129,7 +135,9 @@ def _stability(result: BenchResult, paint: Paint) -> str:
         queue = f", queue grows {grows:.3g}/s" if grows else ""
         return ", " + paint("saturated", "saturated") + f": {offered:.3g} requests/s offered, {able}{queue}"
     if state == "stable" and offered:
-        return f", stable at {offered:.3g} requests/s"
+        asked = load_of(result.identity)[0]
+        sent = " as sent" if asked and abs(offered / asked - 1.0) > SENT_OTHERWISE else ""
+        return f", stable at {offered:.3g} requests/s{sent}"
     if state == "unknown" and offered:
         return f", too short to tell whether {offered:.3g} requests/s can be sustained"
     if state in ("closed-loop", "capped"):

@@ -22,6 +22,10 @@ COLUMNS = (
     ("p99_itl_ms", "ITL P99", 9, 1),
     ("p99_e2el_ms", "E2E P99", 11, 0),
 )
+_SAYS = {
+    "saturated": "saturated: TTFT and E2E grow for as long as requests are sent",
+    "unknown": "too short to tell whether the load can be sustained: send more prompts",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +69,21 @@ def parse_levels(text: str | None) -> tuple[int, ...]:
     return tuple(sorted(levels))
 
 
-def sweep(scenario: Scenario, levels: Sequence[int], predict: Callable[[Scenario], BenchResult]) -> Curve:
-    """Predict a scenario at each concurrency; without levels, once as it stands."""
+def sweep(
+    scenario: Scenario,
+    levels: Sequence[int],
+    predict: Callable[[Scenario], BenchResult],
+    name: str | None = None,
+) -> Curve:
+    """Predict a scenario at each concurrency; without levels, once as it stands. `name`: of the curve."""
+    name = name or label(scenario)
     if not levels:
-        return Curve(label(scenario), (Point(scenario.workload.max_concurrency, predict(scenario)),))
+        return Curve(name, (Point(scenario.workload.max_concurrency, predict(scenario)),))
     points = []
     for level in levels:
         workload = replace(scenario.workload, max_concurrency=level, num_prompts=num_prompts_at(level))
         points.append(Point(level, predict(replace(scenario, workload=workload))))
-    return Curve(label(scenario), tuple(points))
+    return Curve(name, tuple(points))
 
 
 def label(scenario: Scenario) -> str:
@@ -81,7 +91,25 @@ def label(scenario: Scenario) -> str:
     if scenario.name:
         return scenario.name
     engine, model = scenario.engine, scenario.model.name.rpartition("/")[2]
-    return f"{engine.name} {engine.asked_version} · {model} · {scenario.gpu.name}"
+    if engine["quantization"]:
+        model += f" {engine['quantization']}"
+    cards = scenario.gpu.name if scenario.gpu_count == 1 else f"{scenario.gpu_count} x {scenario.gpu.name}"
+    return f"{engine.name} {engine.asked_version} · {model} · {cards}"
+
+
+def labels(scenarios: Sequence[Scenario]) -> list[str]:
+    """Names that tell scenarios apart: where two are alike, with the flags that not all of those share."""
+    short = [label(scenario) for scenario in scenarios]
+    names = []
+    for own, scenario in zip(short, scenarios, strict=True):
+        alike = [set(other.engine.given) for name, other in zip(short, scenarios, strict=True) if name == own]
+        shared = set.intersection(*alike)
+        flags = [" ".join(filter(None, flag)) for flag in scenario.engine.given if flag not in shared]
+        names.append(" ".join([own, *flags]))
+    return [
+        f"{name} ({1 + names[:i].count(name)})" if names.count(name) > 1 else name
+        for i, name in enumerate(names)
+    ]
 
 
 def find_knee(points: Sequence[Point], gain: float = 0.1) -> Point | None:
@@ -114,6 +142,18 @@ def hit_rate_text(result: BenchResult) -> str | None:
     return text
 
 
+def _band(result: BenchResult) -> str:
+    """How far the ends of the 90 % intervals lie from the figures; empty if none is known."""
+    told = result.extra.get("intervals")
+    ends = told["figures"] if isinstance(told, Mapping) else {}
+    cells = []
+    for key, _, width, _ in COLUMNS:
+        value, band = figure(result, key), ends.get(key)
+        half = None if band is None or not value else max(band[1] / value - 1.0, 1.0 - band[0] / value)
+        cells.append(f"{'' if half is None else f'±{half:.0%}':>{width}}")
+    return "".join(cells).rstrip()
+
+
 def render_curves(curves: Sequence[Curve]) -> str:
     """All curves as one table of at most 100 columns, the knee of each marked."""
     head = f"{'concurrency':>11} " + "".join(f"{title:>{width}}" for _, title, width, _ in COLUMNS)
@@ -131,8 +171,11 @@ def render_curves(curves: Sequence[Curve]) -> str:
             level = "no cap" if point.concurrency is None else str(point.concurrency)
             mark = "  <- knee" if point is knee else ""
             lines.append(f"{level:>11} {cells}{'unknown' if preempted is None else preempted:>11}{mark}")
-            if state_of(point.result) == "saturated":
-                lines.append(f"{'':>12}saturated: TTFT and E2E grow for as long as requests are sent")
+            if band := _band(point.result):
+                lines.append(f"{'90 %':>11} {band}")
+            said = _SAYS.get(state_of(point.result) or "")
+            if said and (point.concurrency is None or state_of(point.result) == "saturated"):
+                lines.append(f"{'':>12}{said}")
             if point.result.verdict.status != "VALID":
                 reasons = "; ".join(note.text for note in point.result.verdict.reasons)
                 lines.append(f"{'':>12}{point.result.verdict.status}: {reasons}")

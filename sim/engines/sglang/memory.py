@@ -301,10 +301,10 @@ def _comparison(tokens: int, estimated: int, giving: float | None) -> Note:
     text = f"given {tokens:,} tokens, estimated {estimated:,} ({difference:+.1%})"
     if abs(difference) <= _TELLING_DIFFERENCE:
         return Note("info", "--kv-cache-tokens", text)
-    fitting = "" if giving is None else f": about {giving:.3f} would give this pool"
+    fitting = "" if giving is None else f" (about {giving:.3f} would give this pool)"
     return Note(
         "warning",
         "--kv-cache-tokens",
         f"{text}: the pool decides how many requests run at once, so flags, GPU or version are probably not "
-        f"those of the log (other processes on the GPU, a different --mem-fraction-static{fitting})",
+        f"those of the log: other processes on the GPU, or a different --mem-fraction-static{fitting}",
     )

@@ -179,7 +179,7 @@ def comparison(
     least = sum(line.low for line in spent) - weights
     room = budget - weights - blocks * layout.block_bytes
     fraction = (weights + blocks * layout.block_bytes + others) / gpu.memory_bytes
-    fitting = f": about {fraction:.2f} would give this pool" if fraction < 1 else ""
+    fitting = f" (about {fraction:.2f} would give this pool)" if fraction < 1 else ""
     difference = (estimated - tokens) / tokens if tokens else 0.0
     text = f"given {tokens:,} tokens, estimated {max(estimated, 0):,} ({difference:+.1%})"
     sets_pool = flag in {"--num-gpu-blocks-override", "--kv-cache-memory-bytes"}
@@ -195,8 +195,8 @@ def comparison(
                 "warning",
                 flag,
                 f"{text}: the pool decides how many requests run at once, so flags, GPU or version are "
-                "probably not those of the log (other processes on the GPU, a different "
-                f"--gpu-memory-utilization{fitting} or --max-num-batched-tokens)",
+                "probably not those of the log: other processes on the GPU, a different "
+                f"--max-num-batched-tokens, or a different --gpu-memory-utilization{fitting}",
             )
         )
     else:
