@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_scenarios_that_differ_are_told_apart_by_name() -> None:
 
 
 def test_the_table_says_how_wide_the_intervals_are() -> None:
-    known = result("stable", mean_tpot_ms=20.0)
-    known.extra["intervals"] = {"level": 0.9, "figures": {"mean_tpot_ms": (18.0, 23.0)}}
+    intervals = {"level": 0.9, "figures": {"mean_tpot_ms": (18.0, 23.0)}}
+    known = replace(result("stable", mean_tpot_ms=20.0), extra={"intervals": intervals})
     (row,) = [line for line in render_curves([Curve("a", (Point(8, known),))]).splitlines() if "±" in line]
     assert row.split() == ["90", "%", "±15%"]
