@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from importlib import import_module
 from typing import Any
@@ -39,6 +40,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+GARBAGE = 20_000  # Loading modules makes many objects and no garbage; Python looks for it after every 700.
+
+
 class LazyGroup(click.Group):
     """A group that imports a subcommand's module only when it is called."""
 
@@ -68,6 +72,7 @@ def servecast() -> None:
 
 def main(args: list[str] | None = None) -> Any:
     """Run the command line; exit status 0 ok, 1 failed, 2 bad input, 3 invalid or not comparable."""
+    gc.set_threshold(GARBAGE)
     try:
         status = servecast.main(args=args, prog_name="servecast", standalone_mode=False)
     except ServecastError as error:

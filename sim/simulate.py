@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 
 from sim.engines.glue import EngineGlue
-from sim.engines.sglang import engine as sglang
-from sim.engines.vllm import engine as vllm
 from sim.errors import BadInput
 from sim.figures.metrics import success_verdict, summarise
 from sim.figures.regime import regime
@@ -35,7 +34,25 @@ from sim.steptime.efficiencies import Efficiencies
 from sim.steptime.roofline import TOO_FAR, Peaks, RooflineModel
 from sim.workload.generate import generate_load, warmups
 
-ENGINES: Mapping[str, EngineGlue] = {"vllm": vllm.ENGINE, "sglang": sglang.ENGINE}
+
+class _Engines(Mapping[str, EngineGlue]):
+    """The engines' rules by name; a module loads when its engine is asked for."""
+
+    def __getitem__(self, name: str) -> EngineGlue:
+        if name not in ENGINE_NAMES:
+            raise KeyError(name)
+        glue: EngineGlue = import_module(f"sim.engines.{name}.engine").ENGINE
+        return glue
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(ENGINE_NAMES)
+
+    def __len__(self) -> int:
+        return len(ENGINE_NAMES)
+
+
+ENGINE_NAMES = ("vllm", "sglang")
+ENGINES: Mapping[str, EngineGlue] = _Engines()
 
 MAX_OUTSIDE = (
     0.01  # share of steps that may lie outside a calibration before the prediction is an extrapolation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.errors import BadInput
+from sim.models import table
 from sim.models.table import load_model, model_names
 from sim.models.weights import active_parameters, count_parameters, weight_bytes
 
@@ -151,3 +152,8 @@ def test_quantised_twins_weigh_less() -> None:
         full, quantised = load_model("Qwen/Qwen3-8B"), load_model(twin)
         assert count_parameters(full).total == count_parameters(quantised).total
         assert weight_bytes(quantised) < 0.65 * weight_bytes(full)
+
+
+def test_a_row_is_the_same_whether_its_file_alone_is_parsed_or_all_of_them() -> None:
+    for name in model_names():
+        assert table._table(name)[name] == table._table()[name]

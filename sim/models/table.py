@@ -19,6 +19,7 @@ from sim.yamltext import load_yaml
 
 # Keys of a row that are ours; every other key is a field of the model's config.json.
 _OWN_KEYS = {"like", "also", "quantised", "source", "extra_parameters", "quantization_config"}
+SCHEMES = "_schemes.yaml"
 
 
 def load_model(name_or_path: str) -> ModelConfig:
@@ -63,19 +64,24 @@ def model_names() -> tuple[str, ...]:
 
 
 @cache
-def _table() -> Mapping[str, Mapping[str, Any]]:
-    """Full name -> config.json fields, `like`, `also` and `quantised` resolved."""
+def _files() -> Mapping[str, str]:
+    """Text of every shipped file, by its name, in order."""
     folder = resources.files("sim.data").joinpath("models")
+    files = sorted(folder.iterdir(), key=lambda item: item.name)
+    return {file.name: file.read_text(encoding="utf-8") for file in files if file.name.endswith(".yaml")}
+
+
+@cache
+def _table(word: str = "") -> Mapping[str, Mapping[str, Any]]:
+    """Full name -> config.json fields, `like`, `also` and `quantised` resolved.
+
+    Only of files that hold `word`: to parse them all takes longer than to simulate.
+    """
     rows: dict[str, dict[str, Any]] = {}
-    schemes: dict[str, Any] = {}
-    for entry in sorted(folder.iterdir(), key=lambda item: item.name):
-        if not entry.name.endswith(".yaml"):
-            continue
-        content = load_yaml(entry.read_text(encoding="utf-8"))
-        if entry.name == "_schemes.yaml":
-            schemes = content
-        else:
-            rows.update({key: row for key, row in content.items() if not key.startswith("_")})
+    for file, text in _files().items():
+        if file != SCHEMES and word in text:
+            rows.update({key: row for key, row in load_yaml(text).items() if not key.startswith("_")})
+    schemes = load_yaml(_files()[SCHEMES]) if rows else {}
     table: dict[str, Mapping[str, Any]] = {}
     for name, row in rows.items():
         config = _resolve(rows, row)
@@ -98,7 +104,7 @@ def _resolve(rows: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> d
 
 @cache
 def _shipped(name: str) -> ModelConfig:
-    return parse_config(_table()[name], name)
+    return parse_config(_table(name)[name], name)
 
 
 def _plain(name: str) -> str:
@@ -106,9 +112,9 @@ def _plain(name: str) -> str:
 
 
 def _find(name: str) -> str | None:
-    table = _table()
-    if name in table:
+    if name in _table(name):
         return name
+    table = _table()
     exact = [full for full in table if full.lower() == name.lower()]
     if exact:
         return exact[0]
