@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,8 @@ def simulate_with(
     draws: int | None = 0,
 ) -> SimResult:
     """Simulate a scenario with the profile's step times if one is given; see `sim.forecast.forecast`."""
-    from sim.forecast import forecast
+    with one_blas_thread():
+        from sim.forecast import forecast
 
     loaded = None
     if profile is not None:
@@ -55,6 +57,20 @@ def simulate_with(
         loaded = load_profile(profile)
     fast = None if scenario.workload.num_prompts >= WORTH_COMPILED else False
     return forecast(scenario, loaded, draws=draws, steps=steps, leap=leap, fast=fast)
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """For the import of numpy: its OpenBLAS would start a thread per core, and let them spin, for nothing."""
+    name = "OPENBLAS_NUM_THREADS"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 @contextmanager
