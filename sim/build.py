@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ class ScenarioSource:
         )
         model = with_quantization(model, engine["quantization"], engine["dtype"])
         spec = self.bench.spec
-        length_notes = check_lengths(spec, engine)
+        own_notes = (*self._model_notes(), *check_lengths(spec, engine), *visible_notes(engine))
         return Scenario(
             engine=engine,
             model=model,
@@ -88,7 +89,7 @@ class ScenarioSource:
             workload=spec if self.seed is None else replace(spec, seed=self.seed),
             seed=spec.seed if self.seed is None else self.seed,
             observed=self.observed,
-            notes=(*gpu_notes, *notes, *self.bench.notes, *self._model_notes(), *length_notes),
+            notes=(*gpu_notes, *notes, *self.bench.notes, *own_notes),
             name=self.name,
         )
 
@@ -201,6 +202,39 @@ def read_source(
         name=content.name or (Path(file).stem if isinstance(file, str | Path) else ""),
     )
     return source.with_settings(sets)
+
+
+def serve_of(file: str | Path | Mapping[str, Any]) -> ServeCommand:
+    """The launch command of a scenario file, whether it is pasted there or its engine written out.
+
+    Raises:
+        BadInput: the file cannot be used, or says nothing of an engine.
+    """
+    content = _content(file)
+    command = _serve_command(None, content)
+    return replace(command, model=content.model or command.model)
+
+
+def visible_notes(engine: EngineConfig) -> list[Note]:
+    """A warning where the command's own environment shows fewer GPUs than the engine takes on one host.
+
+    A list of devices ends at the first that is not there, "" or -1 being none (CUDA C++ Programming Guide,
+    environment variables).
+    """
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if name not in engine.env or engine["device"] == "cpu":
+            continue
+        shown = list(
+            takewhile(lambda word: word not in ("", "-1"), re.split(r"\s*,\s*", engine.env[name].strip()))
+        )
+        needed = gpus_needed(engine)
+        if len(shown) < needed:
+            text = (
+                f"shows the engine {len(shown)} of the {needed} GPUs that it takes: on one host it cannot "
+                f"start; list {needed}, or lower the tensor-parallel size"
+            )
+            return [Note("warning", name, text)]
+    return []
 
 
 def gpus_needed(engine: EngineConfig) -> int:

@@ -143,3 +143,10 @@ def test_a_bad_file_is_named(tmp_path: Path, content: str, hint: str) -> None:
 def test_a_missing_file() -> None:
     with pytest.raises(BadInput, match="no such file"):
         find_gpu("nowhere.yaml")
+
+
+@pytest.mark.parametrize("name", ["2xH100", "2 x H100", "H100 x 2"])
+def test_a_number_of_gpus_is_said_elsewhere(name: str) -> None:
+    with pytest.raises(BadInput, match="--gpu H100 --gpu-count 2") as refused:
+        find_gpu(name)
+    assert "-tp 2" in str(refused.value)

@@ -79,3 +79,12 @@ def test_a_command_for_one_scenario() -> None:
     with pytest.raises(BadInput, match="2 were given"):
         two.scenario()
     assert ScenarioOptions(serve=(SERVE,), gpu="L4").scenario().engine["max_num_seqs"] == 8
+
+
+@pytest.mark.parametrize(
+    ("devices", "told"), [("0", True), ("0,1", False), ("", True), ("0,-1", True), ("GPU-a1, GPU-b2", False)]
+)
+def test_fewer_visible_gpus_than_the_engine_takes(devices: str, told: bool) -> None:
+    serve = f"CUDA_VISIBLE_DEVICES='{devices}' vllm serve Qwen/Qwen2.5-7B-Instruct -tp 2"
+    notes = ScenarioOptions(serve=(serve,), bench=BENCH, gpu="L4").scenario().notes
+    assert any(n.subject == "CUDA_VISIBLE_DEVICES" and n.kind == "warning" for n in notes) is told

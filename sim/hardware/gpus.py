@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -114,7 +115,16 @@ def _assumed_notes(name: str, row: GpuRow) -> tuple[Note, ...]:
     )
 
 
+_COUNTED = re.compile(r"(?:(\d{1,2})\s*[x×*]\s*(.+)|(.*\d.*?)\s*[x×*]\s*(\d{1,2}))", re.IGNORECASE)
+
+
 def _unknown_hint(asked: str) -> str:
+    if match := _COUNTED.fullmatch(asked):
+        count, name = (match[1], match[2]) if match[1] else (match[4], match[3])
+        return (
+            f"names one kind of GPU; how many follows from the command (-tp {count}, --pp, --dp), or "
+            f"say --gpu {name} --gpu-count {count} for more than it takes"
+        )
     spellings: dict[str, str] = {}
     for full, row in _rows().items():
         for spelling in (full, row.device_name, *row.aliases):
