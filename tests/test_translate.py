@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -148,6 +149,15 @@ def test_priority_direction_is_told() -> None:
 def test_environment_stays_behind() -> None:
     made = translate(parse_serve_command("VLLM_USE_V2_MODEL_RUNNER=0 vllm serve M"))
     assert [(p.source, p.verdict) for p in made.pairs] == [("VLLM_USE_V2_MODEL_RUNNER=0", "none")]
+
+
+def test_environment_that_is_no_engine_s_own_holds_for_the_other() -> None:
+    text = "CUDA_VISIBLE_DEVICES=2,3 VLLM_USE_V2_MODEL_RUNNER=0 vllm serve M -tp 2"
+    made = translate(parse_serve_command(text))
+    assert made.command.startswith("CUDA_VISIBLE_DEVICES=2,3 python -m sglang.launch_server ")
+    verdicts = {p.source.partition("=")[0]: p.verdict for p in made.pairs if "=" in p.source}
+    assert verdicts == {"CUDA_VISIBLE_DEVICES": "equal", "VLLM_USE_V2_MODEL_RUNNER": "none"}
+    assert parse_serve_command(made.command).env == {"CUDA_VISIBLE_DEVICES": "2,3"}
 
 
 def test_secrets_do_not_pass() -> None:
@@ -312,3 +322,26 @@ def test_json_output() -> None:
     content = json.loads(result.output)
     assert content["command"] == "vllm serve M --block-size 16"
     assert content["pairs"][0]["verdict"] == "near"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "serve: vllm serve M --max-num-seqs 8\n",
+        "engine: {name: vllm, model: M, args: {max-num-seqs: 8}}\n",
+    ],
+)
+def test_the_command_of_a_scenario_file(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text(content)
+    runner = CliRunner()
+    wanted = runner.invoke(translate_cli, ["--serve", "vllm serve M --max-num-seqs 8"]).output.splitlines()[0]
+    assert wanted.endswith("--model-path M --max-running-requests 8")
+    made = runner.invoke(translate_cli, [str(path)], catch_exceptions=False)
+    assert made.output.splitlines()[0] == wanted
+
+
+@pytest.mark.parametrize("words", [[], ["vllm serve M", "--serve", "vllm serve M"], ["nowhere.yaml"]])
+def test_one_command_that_is_there(words: list[str]) -> None:
+    with pytest.raises(BadInput):
+        CliRunner().invoke(translate_cli, words, catch_exceptions=False)

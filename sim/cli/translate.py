@@ -46,12 +46,8 @@ def _command(text: str | None, serve: str | None) -> ServeCommand:
     if serve is not None:
         return parse_serve_command(read_text(serve, "--serve"))
     assert text is not None
-    if (
-        text.endswith((".yaml", ".yml"))
-        and len(text.split()) == 1
-        or "\n" not in text
-        and Path(text).is_file()
-    ):
+    looks_like_a_file = text.endswith((".yaml", ".yml")) and len(text.split()) == 1
+    if looks_like_a_file or ("\n" not in text and Path(text).is_file()):
         from sim.build import serve_of
 
         return serve_of(text)

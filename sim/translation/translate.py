@@ -6,8 +6,9 @@ without counterpart. Sources: the argument definitions of vLLM 0.28 and SGLang 0
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sim.commands.flags import GivenFlag, check_kind
@@ -19,6 +20,8 @@ from sim.translation.rules import BY_SGLANG, BY_VLLM, DEFAULTS, NO_SGLANG, NO_VL
 
 VLLM_BLOCK = 16
 SGLANG_PREFILL_LIMIT = 16384
+_OWN_ENV = re.compile(r"(VLLM|SGLANG|SGL)_")
+_SECRET_ENV = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +41,22 @@ class Translation:
     Attributes:
         engine: the engine of `words`.
         words: the command as an argument list.
-        pairs: every given flag, in order.
+        pairs: every given flag, in order, then the environment.
         defaults: settings that nobody wrote and whose defaults differ.
+        env: variables that hold for any engine: those of the driver, of the libraries, of the model hub.
     """
 
     engine: EngineName
     words: tuple[str, ...]
     pairs: tuple[Pair, ...]
     defaults: tuple[Pair, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def command(self) -> str:
         """The command as one line for a shell."""
-        return shlex.join(self.words)
+        env = [f"{name}={shlex.quote(value)}" for name, value in self.env.items()]
+        return " ".join([*env, shlex.join(self.words)])
 
 
 @dataclass(slots=True)
@@ -103,16 +109,29 @@ def translate(command: ServeCommand) -> Translation:
         else ["vllm", "serve", command.model]
     )
     pairs = tuple(draft.pairs[_key(item)] for item in command.given)
-    environment = tuple(
-        Pair(f"{name}={value}", "", "none", "environment variables are the engine's own")
-        for name, value in command.env.items()
-    )
+    env = {name: value for name, value in command.env.items() if not _left_behind(name)}
     return Translation(
         "sglang" if to_sglang else "vllm",
         (*start, *draft.in_order(command.given)),
-        pairs + environment,
+        pairs + tuple(_env_pair(name, value) for name, value in command.env.items()),
         defaults,
+        env,
     )
+
+
+def _left_behind(name: str) -> str:
+    """Why a variable is not for the other engine's command; "" if it is."""
+    if _OWN_ENV.match(name):
+        return "a variable of the engine's own"
+    return "a secret: set it again" if _SECRET_ENV.search(name) else ""
+
+
+def _env_pair(name: str, value: str) -> Pair:
+    reason = _left_behind(name)
+    if not reason:
+        shown = f"{name}={shlex.quote(value)}"
+        return Pair(shown, shown, "equal", "holds for any engine")
+    return Pair(name if reason.startswith("a secret") else f"{name}={value}", "", "none", reason)
 
 
 def _translate_simple(draft: _Draft, item: GivenFlag, to_sglang: bool) -> None:
