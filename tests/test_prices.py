@@ -69,3 +69,12 @@ def test_bad_price_files_are_named_by_line(tmp_path, text, says):
 def test_missing_price_file(tmp_path):
     with pytest.raises(BadInput, match="no such file"):
         read_prices(tmp_path / "none.yaml")
+
+
+def test_a_plain_number_is_the_price_of_any_gpu():
+    prices = read_prices("2.5")
+    assert prices.of("H100-SXM-80GB") == prices.of("L4") == 2.5
+    assert prices.currency == "USD"
+    for wrong in ("0", "-1", "nan", "inf"):
+        with pytest.raises(BadInput, match="above 0"):
+            read_prices(wrong)

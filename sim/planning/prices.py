@@ -17,11 +17,12 @@ FIELD = "--price"
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Price of one GPU for one hour, by the GPU table's names."""
+    """Price of one GPU for one hour, by the GPU table's names; or `any_gpu`, the same for all."""
 
     per_gpu_hour: Mapping[str, float]
     currency: str = "USD"
     source: str = ""
+    any_gpu: float | None = None
 
     def of(self, gpu: str) -> float:
         """The price of a GPU.
@@ -29,6 +30,8 @@ class Prices:
         Raises:
             BadInput: the file does not price it.
         """
+        if self.any_gpu is not None:
+            return self.any_gpu
         if gpu not in self.per_gpu_hour:
             known = ", ".join(self.per_gpu_hour) or "none"
             raise BadInput(FIELD, self.source, f"has no price for {gpu}; it prices {known}")
@@ -59,9 +62,13 @@ class Cost:
 def read_prices(path: str | Path) -> Prices:
     """Read a price file: YAML, one `GPU: price per hour` a line, and optionally `currency: EUR`.
 
+    A plain number instead of a path is the price [USD] of a GPU of any kind.
+
     Raises:
         BadInput: naming the line: no mapping, an unknown GPU, a price that is no positive number.
     """
+    if _is_number(str(path)):
+        return Prices({}, source=str(path), any_gpu=_price(str(path), FIELD))
     text = read_text(path, FIELD)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -92,6 +99,14 @@ def _gpu_name(name: str, where: str) -> str:
         return find_gpu(name)[0].name
     except BadInput as error:
         raise BadInput(where, name, error.hint) from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _price(text: str, where: str) -> float:
