@@ -19,6 +19,7 @@ from bench.sweep import Point
 from bench.telemetry import GpuSample
 from bench.validity import Evidence, engine, warm_cache
 from bench.watch import Watched
+from sim.fingerprint import model_fingerprint
 from sim.provenance import Note
 from sim.results import BenchResult, Verdict
 from sim.results_io.files import workload_identity
@@ -92,7 +93,8 @@ def complete(result: BenchResult, context: Context) -> BenchResult:
             "begun_s": context.begun,
         }
     identity = {**subject.identity(), **result.identity, "workload": workload_identity(point.spec)}
-    identity |= {"model": subject.scenario.model.name, "served_model": launch.model_id}
+    model = subject.scenario.model
+    identity |= {"model": model.name, "model_sha": model_fingerprint(model), "served_model": launch.model_id}
     identity |= {"backend": subject.scenario.engine.name, "launch": launch.kind, "seed": point.seed}
     if log.version is not None:
         identity["engine_version"] = log.version

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -17,11 +15,11 @@ from sim.engines.glue import EngineGlue
 from sim.errors import BadInput
 from sim.figures.metrics import success_verdict, summarise
 from sim.figures.regime import regime
+from sim.fingerprint import fingerprint, model_fingerprint
 from sim.loop.recorder import TtftParts
 from sim.loop.replica import StepSink, Usage
 from sim.loop.run import RunOutcome, run
 from sim.memory import MemoryAccount
-from sim.models.model import ModelConfig
 from sim.provenance import Note
 from sim.request import Request
 from sim.results import BenchResult, Verdict
@@ -236,16 +234,11 @@ def _identity(scenario: Scenario, account: MemoryAccount, step_time: StepTimeMod
         "workload": workload_identity(scenario.workload),
         "seed": scenario.seed,
         "scenario": scenario.name,
-        "model_sha": _sha(_configuration(scenario.model)),
-        "gpu_sha": _sha(asdict(scenario.gpu)),
-        "step_time_sha": _sha(_described(step_time)),
+        "model_sha": model_fingerprint(scenario.model),
+        "gpu_sha": fingerprint(asdict(scenario.gpu)),
+        "step_time_sha": fingerprint(_described(step_time)),
         "servecast_version": _own_version(),
     }
-
-
-def _configuration(model: ModelConfig) -> dict[str, Any]:
-    """What a model is: under two names, or read from two paths, it is one model."""
-    return {key: value for key, value in asdict(model).items() if key not in ("name", "defaulted")}
 
 
 def _server(account: MemoryAccount, usage: Usage) -> dict[str, float | int | None]:
@@ -284,11 +277,6 @@ def _described(step_time: StepTimeModel) -> dict[str, Any]:
             "cost": asdict(step_time.cost),
         }
     return {"model": type(step_time).__name__}
-
-
-def _sha(content: Mapping[str, Any]) -> str:
-    text = json.dumps(content, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @cache

@@ -22,6 +22,7 @@ from bench.sweep import finished, points_of, prompts_for
 from bench.telemetry import GpuProcess, GpuSample
 from sim.build import read_source
 from sim.errors import BadInput, NotComparable
+from sim.fingerprint import model_fingerprint
 from sim.results_io.files import read_result
 from sim.workload.spec import FileDataset, WorkloadSpec
 from tests.real.dummy_model import write
@@ -118,7 +119,8 @@ def is_alive(pid):
 
 def test_one_run_from_launch_to_verdict(scenario, tmp_path):
     out, pids = tmp_path / "out", tmp_path / "pids"
-    outcome = run(scenario(), "--result-dir", str(out), "--num-warmups", "3", "--plots", FAKE_PIDS=str(pids))
+    path = scenario()
+    outcome = run(path, "--result-dir", str(out), "--num-warmups", "3", "--plots", FAKE_PIDS=str(pids))
     assert outcome.exit_code == 0, outcome.output
     result = read_result(out / "fake-c4.json")
     assert result.aggregates["completed"] == 8
@@ -130,6 +132,8 @@ def test_one_run_from_launch_to_verdict(scenario, tmp_path):
     assert result.server["kv_cache_tokens"] == 1600
     assert result.server["num_gpu_blocks"] == 100
     assert result.identity["engine"] == "vllm"
+    own = read_source(file=path).build().model
+    assert result.identity["model_sha"] == model_fingerprint(own)
     assert result.identity["workload"]["max_concurrency"] == 4
     start = result.extra["start"]
     assert start["phases_s"]["ready"] >= 0
