@@ -114,3 +114,14 @@ def test_samples_are_thinned_alike_step_by_step_and_in_leaps():
     assert len(plain.series.time) == len(leapt.series.time) > 100
     for name in ("time", "running", "waiting", "kv_usage"):
         assert getattr(leapt.series, name) == pytest.approx(getattr(plain.series, name), rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_latencies_read_off_the_emissions_are_those_of_the_requests(seed):
+    records = draw("vllm", seed).outcome(leap=True).records
+    shared = records.emissions.spans(len(records))
+    if shared is None:
+        assert records.emissions.cost or records.emissions.interval > 1 or records.preemptions.any()
+        return
+    gaps, spans = shared
+    assert np.array_equal(np.concatenate([gaps[a:b] for a, b in spans]), records.itls)

@@ -136,6 +136,20 @@ class EmissionTable:
         gaps = [np.diff(times[streamed(len(times), self.interval)]) for times in self.token_times(rows)]
         return np.concatenate(gaps) if gaps else np.empty(0)
 
+    def spans(self, rows: int) -> tuple[Floats, list[tuple[int, int]]] | None:
+        """Gaps between consecutive emissions, and which of them (from, to before) each request saw.
+
+        None if that does not tell every inter-token latency of each of `rows` requests: some tokens came
+        apart, after a pause, several at once, or at a place that costs time.
+        """
+        if self.cost or self.interval != 1 or len(self.apart_row) or len(self.run_row) != rows:
+            return None
+        order = np.argsort(self.run_row, kind="stable")
+        if not np.array_equal(self.run_row[order], np.arange(rows)):
+            return None
+        ends = zip(self.run_first[order].tolist(), self.run_last[order].tolist(), strict=True)
+        return np.diff(self._bases() + (self.delay - self.start)), list(ends)
+
     def _bases(self) -> Floats:
         """When each emission begins to be streamed."""
         bases = np.repeat(self.base, self._count)

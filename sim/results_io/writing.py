@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from sim.loop.records import SimulatedRecords
 from sim.results import BenchResult, RequestRecords
 from sim.results_io.atomic import write_text
 from sim.workload.spec import WorkloadSpec
@@ -114,11 +115,21 @@ def _itls_text(records: RequestRecords) -> str:
     They make up nine tenths of a file. Requests that decode together have the same ones, so each number is
     spelled once.
     """
-    values = records.itls.tolist()
-    spelled = {v: repr(v) if math.isfinite(v) else json.dumps(plain(v)) for v in dict.fromkeys(values)}
-    texts = list(map(spelled.__getitem__, values))
-    lists = [f"[{', '.join(texts[a:b])}]" for a, b in pairwise(records.itl_offsets.tolist())]
+    shared = records.emissions.spans(len(records)) if isinstance(records, SimulatedRecords) else None
+    if shared is not None:
+        gaps, spans = shared
+        texts = list(map(_spelled, gaps.tolist()))
+    else:
+        values = records.itls.tolist()
+        spelled = {value: _spelled(value) for value in dict.fromkeys(values)}
+        texts = list(map(spelled.__getitem__, values))
+        spans = list(pairwise(records.itl_offsets.tolist()))
+    lists = [f"[{', '.join(texts[a:b])}]" for a, b in spans]
     return f"[{', '.join(lists)}]"
+
+
+def _spelled(value: float) -> str:
+    return repr(value) if math.isfinite(value) else json.dumps(plain(value))
 
 
 def plain(value: Any) -> Any:
