@@ -11,7 +11,8 @@ import cli
 from sim.build import read_source
 from sim.errors import BadInput
 from sim.planning.cluster import Link, LoadedPrompts, Member, run_cluster
-from sim.planning.cluster_text import figures_of, render_clusters
+from sim.planning.cluster_text import about_client, about_traffic, figures_of, render_clusters
+from sim.planning.mix import parse_traffic
 from sim.planning.router import (
     BALANCE_ABS,
     LeastKv,
@@ -258,3 +259,48 @@ def test_a_traffic_file_without_content_says_what_it_needs(tmp_path):
         refused = cluster_command(tmp_path, "--traffic", str(traffic)).exception
         assert isinstance(refused, BadInput)
         assert word in refused.hint
+
+
+def test_the_command_says_what_its_figures_rest_on(tmp_path):
+    text = cluster_command(tmp_path, "--replicas", "2").output
+    head = text.splitlines()
+    assert "1 x L4 each" in head[0]
+    assert head[0].startswith("2 replicas of vllm")
+    assert head[1] == "GPUs: 2"
+    assert "requests/s offered: 60 requests" in text
+    assert "step times 25% longer and shorter" in text
+    assert "assumed: step time" in text
+    assert "--engine-version: not named" in text
+    told = json.loads(cluster_command(tmp_path, "--replicas", "2", "--json", "-").output)["least-requests"]
+    for key, (low, high) in told["ranges"].items():
+        assert low <= told[key] <= high
+    low, high = told["ranges"]["mean_tpot_ms"]
+    assert low < told["mean_tpot_ms"] < high
+    assert told["gpus"] == 2
+    assert told["offered_request_rate"] == pytest.approx(60, rel=0.5)
+    alone = cluster_command(tmp_path, "--no-model-error").output
+    assert "  from" not in alone
+    assert "not in these figures" in alone
+
+
+def test_replicas_and_roles_exclude_each_other(tmp_path):
+    given = ("--replicas", "4", "--prefill", "1", "--decode", "1")
+    refused = cluster_command(tmp_path, *given).exception
+    assert isinstance(refused, BadInput)
+    assert refused.field == "--replicas"
+
+
+def test_the_offered_rate_counts_every_turn_while_arrivals_last():
+    turns = tuple(Request(f"a:{i}.{t}", (("x", 5),), 4, i * 1.0) for i in range(1) for t in range(3))
+    sessions = [Session(turns, (1.0, 1.0)), Session(turns[:1])]
+    mix = {"rate": 1, "duration": 8, "tenants": [{"name": "a", "share": 1, "sessions": {}}]}
+    offered, words = about_traffic(parse_traffic(mix, "here"), sessions)
+    assert offered == pytest.approx(0.5)
+    assert "2 requests each" in words
+
+
+def test_requests_sent_at_once_have_no_rate():
+    spec = scenario(bench=BENCH.replace("--request-rate 60", "--max-concurrency 4")).workload
+    offered, words = about_client(spec, generate(spec))
+    assert offered is None
+    assert "at most 4 at a time" in words

@@ -15,17 +15,16 @@ from sim.commands.numbers import real, whole
 from sim.errors import BadInput
 
 if TYPE_CHECKING:
-    from sim.planning.cluster import Member
+    from sim.planning.cluster import ClusterOutcome, Member
     from sim.profile import Profile
+    from sim.provenance import Note
     from sim.scenario import Scenario
     from sim.workload.spec import WorkloadSpec
 
 
 @click.command()
 @scenario_options
-@click.option(
-    "--replicas", metavar="N,N,…", default="1", show_default=True, help="Replicas of each scenario."
-)
+@click.option("--replicas", metavar="N,N,…", help="Replicas of each scenario.  [default: 1]")
 @click.option(
     "--router",
     "routers",
@@ -46,11 +45,12 @@ if TYPE_CHECKING:
     "--traffic", type=click.Path(path_type=Path), help="Tenants, sessions, daily profile: a YAML file."
 )
 @click.option("--traffic-rate", metavar="RPS", help="Mean rate instead of the traffic file's.")
+@click.option("--no-model-error", is_flag=True, help="Leave out the runs with longer and shorter step times.")
 @click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write the figures as JSON.")
 def cluster(
     inputs: ScenarioOptions,
-    replicas: str,
+    replicas: str | None,
     routers: str,
     prefill: str | None,
     decode: str | None,
@@ -58,6 +58,7 @@ def cluster(
     link_latency: str,
     traffic: Path | None,
     traffic_rate: str | None,
+    no_model_error: bool,
     profile: Path | None,
     json_to: str | None,
 ) -> None:
@@ -70,7 +71,24 @@ def cluster(
     """
     from sim.cli.outputs import check_outputs
     from sim.planning.cluster import Link, run_cluster
-    from sim.planning.cluster_text import figures_of, render_clusters, verdict_of
+    from sim.planning.cluster_error import (
+        gpus,
+        hardware_words,
+        largest_error,
+        notes_of,
+        other_clusters,
+        ranges,
+    )
+    from sim.planning.cluster_text import (
+        COLUMNS,
+        About,
+        about_client,
+        about_traffic,
+        error_words,
+        figures_of,
+        render_clusters,
+        verdict_of,
+    )
     from sim.planning.hardware import parse_names
     from sim.planning.mix import read_traffic
     from sim.planning.router import make_router
@@ -86,48 +104,65 @@ def cluster(
     for name in names:
         make_router(name)
     known = None if profile is None else load_profile(profile)
-    if (prefill is None) != (decode is None):
-        raise BadInput("--prefill", prefill, "goes together with --decode")
-    if prefill is not None and decode is not None:
-        members = split_members(
-            scenarios, whole("--prefill", prefill, 1), whole("--decode", decode, 1), known
-        )
-    else:
-        members = equal_members(scenarios, replicas, known)
+    members = members_of(scenarios, replicas, prefill, decode, known)
     spec: WorkloadSpec | None = scenarios[0].workload
     cap = scenarios[0].workload.max_concurrency
+    told: tuple[Note, ...] = ()
+    offered: float | None
     if traffic is not None:
         rate = (
             None
             if traffic_rate is None
             else real("--traffic-rate", traffic_rate, above=0.0, maximum=MAX_RATE)
         )
-        sessions, cap = read_traffic(traffic).generate(scenarios[0].seed, rate), None
-        spec = None
+        mix = read_traffic(traffic)
+        sessions, cap, spec, told = mix.generate(scenarios[0].seed, rate), None, None, mix.notes
+        offered, load = about_traffic(mix, sessions)
     elif traffic_rate is not None:
         raise BadInput("--traffic-rate", traffic_rate, "goes with --traffic; else use --set request-rate=…")
     else:
-        sessions = singles(generate(scenarios[0].workload))
+        requests = generate(scenarios[0].workload)
+        sessions = singles(requests)
+        offered, load = about_client(scenarios[0].workload, requests)
     wire = Link(real("--link", link, above=0.0) * 1e9, real("--link-latency", link_latency, above=0.0) / 1e3)
-    outcomes = [
-        (
-            name,
-            run_cluster(
-                members,
-                sessions,
-                make_router(name),
-                decode_router=make_router("least-requests"),
-                link=wire,
-                max_concurrency=cap,
-            ),
+
+    def run(who: list[Member], name: str) -> ClusterOutcome:
+        return run_cluster(
+            who,
+            sessions,
+            make_router(name),
+            decode_router=make_router("least-requests"),
+            link=wire,
+            max_concurrency=cap,
         )
-        for name in names
-    ]
+
+    outcomes = [(name, run(members, name)) for name in names]
+    others = [] if no_model_error else other_clusters(members, known)
+    keys = [key for key, *_ in COLUMNS]
+    found = {}
+    for name, outcome in outcomes if others else ():
+        runs = [outcome, *(run(other, name) for other in others)]
+        found[name] = ranges([figures_of(o.records, o.duration) for o in runs], keys)
+    about = About(
+        tuple(hardware_words(members)),
+        offered,
+        load,
+        found,
+        error_words(largest_error(members, known), len(others)),
+        (*told, *notes_of(members, outcomes[0][1], known)),
+    )
     if json_to != "-":
-        click.echo(render_clusters(outcomes, spec))
+        click.echo(render_clusters(outcomes, spec, about))
     if json_to is not None:
         content = {
-            name: {**figures_of(o.records, o.duration), "regime": asdict(verdict_of(o, spec))}
+            name: {
+                **figures_of(o.records, o.duration),
+                "regime": asdict(verdict_of(o, spec)),
+                "offered_request_rate": offered,
+                "gpus": gpus(members),
+                "ranges": {key: list(ends) for key, ends in found.get(name, {}).items()},
+                "notes": [asdict(note) for note in about.notes],
+            }
             for name, o in outcomes
         }
         text = json.dumps(content, indent=1) + "\n"
@@ -136,6 +171,28 @@ def cluster(
         else:
             write_text(json_to, text, "--json")
             click.echo(f"figures: {json_to}", err=True)
+
+
+def members_of(
+    scenarios: list[Scenario],
+    replicas: str | None,
+    prefill: str | None,
+    decode: str | None,
+    profile: Profile | None,
+) -> list[Member]:
+    """The replicas that were asked for, by number or by role.
+
+    Raises:
+        BadInput: both ways at once, half of a split, or too many.
+    """
+    if (prefill is None) != (decode is None):
+        raise BadInput("--prefill", prefill, "goes together with --decode")
+    if prefill is None or decode is None:
+        return equal_members(scenarios, replicas or "1", profile)
+    if replicas is not None:
+        text = "--prefill and --decode give the numbers of replicas already; leave one or the other out"
+        raise BadInput("--replicas", replicas, text)
+    return split_members(scenarios, whole("--prefill", prefill, 1), whole("--decode", decode, 1), profile)
 
 
 def equal_members(scenarios: list[Scenario], replicas: str, profile: Profile | None) -> list[Member]:

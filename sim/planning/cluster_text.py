@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sim.figures.metrics import select, summarise
 from sim.figures.regime import Regime, regime
 from sim.planning.cluster import ClusterOutcome, NodeOutcome
-from sim.planning.mix import tenant_of
+from sim.planning.cluster_error import Range
+from sim.planning.margin import ModelError
+from sim.planning.mix import Traffic, tenant_of
 from sim.planning.outcome import queues
+from sim.planning.sessions import Session
 from sim.planning.text import units_line, wrap
+from sim.provenance import Note
+from sim.request import Request
 from sim.results import RequestRecords
 from sim.workload.spec import WorkloadSpec
 
@@ -27,15 +33,70 @@ COLUMNS = (
 NAME = 22
 
 
-def render_clusters(outcomes: Sequence[tuple[str, ClusterOutcome]], spec: WorkloadSpec | None = None) -> str:
+@dataclass(frozen=True, slots=True)
+class About:
+    """What stands around the figures.
+
+    Attributes:
+        hardware: lines on the replicas and their GPUs.
+        offered: requests/s that the load brings while it lasts; None where there is no such rate.
+        load: that load in words.
+        ranges: by router, the range of each figure over the step times that are possible.
+        error: where that range comes from.
+    """
+
+    hardware: tuple[str, ...] = ()
+    offered: float | None = None
+    load: str = ""
+    ranges: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
+    error: str = ""
+    notes: tuple[Note, ...] = ()
+
+
+def about_traffic(traffic: Traffic, sessions: Sequence[Session]) -> tuple[float, str]:
+    """The rate of requests [requests/s] that sessions bring, every turn counted, and the load in words."""
+    turns = sum(len(session.turns) for session in sessions)
+    offered = turns / traffic.duration
+    return offered, (
+        f"{offered:.3g} requests/s offered: {len(sessions):,} sessions and single requests arrive in "
+        f"{traffic.duration:g} s ({len(sessions) / traffic.duration:.3g}/s), {turns / len(sessions):.3g} "
+        "requests each"
+    )
+
+
+def about_client(spec: WorkloadSpec, requests: Sequence[Request]) -> tuple[float | None, str]:
+    """The same of a benchmark client's load; None where it sends all at once."""
+    times = [request.arrival for request in requests]
+    span = max(times, default=0.0) - min(times, default=0.0)
+    cap = "" if spec.max_concurrency is None else f", at most {spec.max_concurrency} at a time"
+    if span <= 0:
+        return None, f"{len(requests):,} requests, none of them held back by a rate{cap}"
+    offered = (len(requests) - 1) / span
+    return offered, f"{offered:.3g} requests/s offered: {len(requests):,} requests in {span:.3g} s{cap}"
+
+
+def render_clusters(
+    outcomes: Sequence[tuple[str, ClusterOutcome]],
+    spec: WorkloadSpec | None = None,
+    about: About | None = None,
+) -> str:
     """One line per way of routing, with a word where it has no steady state; then replicas and tenants.
 
     Args:
         spec: the load, where it is a benchmark client's.
     """
-    lines = _head("router")
+    about = about or About()
+    lines = list(about.hardware)
+    if about.load:
+        lines += wrap(
+            f"load: {about.load}. req/s is what was answered from the first request to the last answer, the "
+            "end in which nobody new comes included"
+        )
+    lines += ["", *_head("router")] if lines else _head("router")
     for name, outcome in outcomes:
         lines.append(_line(name, outcome.records, outcome.duration))
+        if found := about.ranges.get(name):
+            lines += [_range_line("  from", found, 0), _range_line("  to", found, 1)]
         for note in verdict_of(outcome, spec).notes:
             lines += wrap(f"  {note.kind}: {note.subject}: {note.text}", "    ")
     for name, outcome in outcomes:
@@ -46,7 +107,37 @@ def render_clusters(outcomes: Sequence[tuple[str, ClusterOutcome]], spec: Worklo
             owner = np.array([tenant_of(rid) for rid in outcome.records.request_id])
             for tenant in tenants:
                 lines.append(_line(f"  {tenant}", select(outcome.records, owner == tenant), outcome.duration))
+    if about.error:
+        lines += ["", *wrap(about.error)]
+    for note in about.notes:
+        lines += wrap(f"{note.kind}: {note.subject}: {note.text}")
     return "\n".join(lines)
+
+
+def _range_line(name: str, found: Mapping[str, Range], end: int) -> str:
+    cells = "".join(
+        f"{'':>{width}}" if key not in found else f"{found[key][end]:>{width},.{digits}f}"
+        for key, _, width, digits in COLUMNS
+    )
+    return f"{name:<{NAME}}{cells}"
+
+
+def error_words(error: ModelError, runs: int) -> str:
+    """What the lines `from` and `to` cover, and what they do not."""
+    if not runs:
+        return (
+            f"not in these figures: how far step times may be off ({error.share:.0%}: {error.source}), and "
+            "the chance in the load, as it is one seed: --seed N gives another"
+        )
+    how = (
+        f"{runs} other step times that the evidence allows"
+        if error.drawn
+        else f"step times {error.share:.0%} longer and shorter"
+    )
+    return (
+        f"from, to: the range with {how} ({error.source}); the same requests every time: the chance in the "
+        "load is not in it, --seed N gives another"
+    )
 
 
 def verdict_of(outcome: ClusterOutcome, spec: WorkloadSpec | None) -> Regime:
