@@ -1,6 +1,8 @@
 """Traffic: traces at a wanted rate, days, tenants, conversations."""
 
 import math
+import re
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +14,7 @@ from sim.build import read_source
 from sim.errors import BadInput
 from sim.planning.capacity import capacity
 from sim.planning.cluster import Member, run_cluster
-from sim.planning.daily import DailyProfile, arrivals, day_of_replicas
+from sim.planning.daily import DailyProfile, arrivals, day_of_replicas, time_for
 from sim.planning.load_curve import Effort
 from sim.planning.mix import parse_traffic, read_traffic, tenant_of
 from sim.planning.plan_report import confirming_commands
@@ -284,8 +286,29 @@ def test_traffic_files_are_read_by_line(tmp_path):
     path.write_text(
         "rate: 0.001\nduration: 1\ntenants: [{name: a, share: 1, sessions: {}}]\n", encoding="utf-8"
     )
-    with pytest.raises(BadInput, match="nothing arrives"):
+    with pytest.raises(BadInput, match="nothing arrives") as refused:
         read_traffic(path).generate(seed=0)
+    duration = float(re.search(r"duration: (\S+)`", refused.value.hint)[1])
+    found = replace(read_traffic(path), duration=duration).generate(seed=0)
+    assert 70 <= len(found) <= 130
+
+
+def test_a_duration_is_found_across_hours_of_nothing():
+    quiet_night = DailyProfile((0.0,) * 12 + (1.0,) * 12)
+    rng = np.random.default_rng(0)
+    lasts = time_for(50.0, 0.01, quiet_night)
+    assert lasts > 12 * 3600
+    assert len(arrivals(0.01, quiet_night, lasts, rng)) == pytest.approx(50, abs=25)
+    assert time_for(50.0, 1e-12, quiet_night) is None
+
+
+def test_shares_that_are_no_parts_of_one_are_told():
+    notes = parse_traffic(MIX, "here").notes
+    assert [n.subject for n in notes] == ["tenants"]
+    assert "add up to 4" in notes[0].text
+    assert "chat 0.75, batch 0.25" in notes[0].text
+    even = {**MIX, "tenants": [{**t, "share": 0.5} for t in MIX["tenants"]]}
+    assert parse_traffic(even, "here").notes == ()
 
 
 def test_capacity_under_conversations():
@@ -308,3 +331,16 @@ def test_capacity_under_conversations():
     assert found.request_rate == pytest.approx(2 * found.kept.value, rel=0.25)
     assert not any("request-rate" in c for c in confirming_commands(found))
     assert any("arrivals of sessions" in n.text for n in found.notes)
+
+
+def test_a_day_too_short_for_a_lone_request_can_be_planned():
+    """The lightest load is that of one request at a time, whatever hours the file simulates."""
+    scenario = read_source(
+        serve=SERVE, bench="vllm bench serve --random-input-len 10 --random-output-len 5", gpu="L4"
+    ).build()
+    shape = {"turns": 1, "first_prompt": 20, "output": 8}
+    day = {"rate": 10, "duration": 20, "compress": 360, "daily": [0.5] * 12 + [1.0] * 12}
+    chats = parse_traffic({**day, "tenants": [{"name": "a", "share": 1, "sessions": shape}]}, "here")
+    found = capacity(scenario, parse_slos(["p90 ttft <= 10us"]), effort=Effort(100, 1), traffic=chats)
+    assert found.level is None
+    assert found.promises[0].value > 1e-5

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sim.errors import BadInput
 from sim.figures.metrics import GOODPUT_NAMES
 from sim.flood import flood_size
 from sim.planning.bracket import Crossing, find_crossing
+from sim.planning.daily import DailyProfile
 from sim.planning.load_curve import Effort, LoadCurve
 from sim.planning.margin import ModelError, model_error, other_models
 from sim.planning.mechanism import QueueCause, pace_cause, queue_cause
@@ -143,6 +144,7 @@ def capacity(
     turnaround = (light.outcome.get("mean_e2el_ms") or 0.0) / 1000.0
     if traffic is not None:
         turnaround = traffic.stay(turnaround)
+        notes += traffic.notes
         notes.append(Note("info", "--traffic", "rates are arrivals of sessions and single requests together"))
     curve = LoadCurve(scenario, slos, kind, effort, pool, model, turnaround, traffic)
     # Users who think between turns never flood a server; the search finds where it gives way.
@@ -210,6 +212,7 @@ def _alone(
     lonely = at_level(scenario, Level("concurrency", 1), prompts)
     if traffic is not None:
         lonely = at_level(scenario, Level("rate", SELDOM), prompts)
+        traffic = replace(traffic, profile=DailyProfile())  # a day's hours end before enough have come
     itl = any(slo.metric == "itl" for slo in slos.statistics)
     probe = run_probe(ProbeJob(lonely, scenario.seed, step_time=model, itl=itl, traffic=traffic))
     if probe.outcome.failure is not None:

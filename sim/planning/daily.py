@@ -79,6 +79,25 @@ def arrivals(
     return np.interp(times[times < total], counts, edges)
 
 
+def time_for(
+    count: float, mean_rate: float, profile: DailyProfile, from_hour: float = 0.0, compress: float = 1.0
+) -> float | None:
+    """The time in which about `count` arrivals are expected, in two digits and rounded up [s].
+
+    None beyond ten thousand days, or where the rate is 0.
+    """
+    day = HOURS * 3600.0 / compress
+    if mean_rate <= 0:
+        return None
+    whole = math.floor(count / (mean_rate * day))
+    if whole > 10_000:
+        return None
+    edges, counts = _expected(profile.rates(mean_rate), (whole + 1) * day, from_hour, compress)
+    exact = float(np.interp(count, counts, edges))
+    step = 10.0 ** (math.floor(math.log10(exact)) - 1)
+    return math.ceil(exact / step) * step
+
+
 def _expected(
     rates: Sequence[float], duration: float, from_hour: float, compress: float
 ) -> tuple[Floats, Floats]:

@@ -27,9 +27,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sim.errors import BadInput
-from sim.planning.daily import DailyProfile, arrivals
+from sim.planning.daily import DailyProfile, arrivals, time_for
 from sim.planning.sessions import Session, SessionShape, draw_sessions, singles
 from sim.planning.traffic import requests_at
+from sim.provenance import Note
 from sim.request import Request
 from sim.scenario_file import DatasetInput, WorkloadInput, workload_from_input
 from sim.workload.files import read_text
@@ -37,6 +38,7 @@ from sim.workload.spec import WorkloadSpec
 from sim.yamltext import load_yaml, yaml_fault
 
 FIELD = "--traffic"
+ENOUGH = 100.0  # arrivals of a duration that is worth naming
 _HINTS = {
     "missing": "is missing; a traffic file needs `rate:` [requests/s] and `tenants:` with a name and a share",
     "too_short": "is empty; it needs at least one",
@@ -100,7 +102,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """All tenants together; shares add up to 1."""
+    """All tenants together; shares add up to 1. `notes`: what the file does not say in so many words."""
 
     rate: float
     duration: float
@@ -108,6 +110,7 @@ class Traffic:
     profile: DailyProfile = dataclasses.field(default_factory=DailyProfile)
     from_hour: float = 0.0
     compress: float = 1.0
+    notes: tuple[Note, ...] = ()
 
     @property
     def mean_turns(self) -> float:
@@ -151,9 +154,11 @@ class Traffic:
             elif tenant.spec is not None and len(starts):
                 found += singles(_requests(tenant, tenant.spec, starts.tolist(), seed))
         if not found:
-            raise BadInput(
-                f"{FIELD} duration", self.duration, "nothing arrives in that time; simulate longer"
-            )
+            longer = time_for(ENOUGH, rate, self.profile, self.from_hour, self.compress)
+            hint = f"nothing arrives in that time at {rate:.3g} arrivals/s"
+            if longer is not None:
+                hint += f"; `duration: {longer:.2g}` brings about {ENOUGH:.0f}".replace("e+0", "e")
+            raise BadInput(f"{FIELD} duration", duration, hint)
         return sorted(found, key=lambda session: session.turns[0].arrival)
 
 
@@ -223,6 +228,16 @@ def parse_traffic(raw: Mapping[str, Any], source: str) -> Traffic:
         DailyProfile(tuple(content.daily)) if content.daily is not None else DailyProfile(),
         content.from_hour,
         content.compress,
+        _share_notes(content, total),
+    )
+
+
+def _share_notes(content: TrafficInput, total: float) -> tuple[Note, ...]:
+    if abs(total - 1.0) < 1e-6:
+        return ()
+    told = ", ".join(f"{t.name} {t.share / total:.3g}" for t in content.tenants)
+    return (
+        Note("info", "tenants", f"their shares add up to {total:.4g} and are taken as parts of 1: {told}"),
     )
 
 
