@@ -176,6 +176,26 @@ def test_progress_tells_what_is_left():
     Sweep(workers=1, run=constant, progress=lambda *args: told.append(args))(jobs(3))
     assert [(done, total) for done, total, _ in told] == [(1, 3), (2, 3), (3, 3)]
     assert told[-1][2] == 0.0
+    assert told[0][2] is None  # one run alone says nothing of the pace
+
+
+def test_time_left_weighs_runs_by_what_they_send(monkeypatch):
+    """Nine short runs, then a long one that is as much work as all of them."""
+    now = [0.0]
+    monkeypatch.setattr("sim.planning.parallel.time.monotonic", lambda: now[0])
+    work = jobs(10)
+    each = work[0].scenario.workload.num_prompts
+    last = work[-1].scenario
+    longer = replace(last, workload=replace(last.workload, num_prompts=9 * each))
+    work[-1] = replace(work[-1], scenario=longer)
+    told = []
+
+    def run(job):
+        now[0] += job.scenario.workload.num_prompts
+        return constant(job)
+
+    Sweep(workers=1, run=run, progress=lambda *args: told.append(args))(work)
+    assert told[8][2] == pytest.approx(9 * each)
 
 
 def test_unreachable_addresses_are_told():

@@ -14,9 +14,11 @@ from sim.errors import BadInput
 from sim.planning.jobs import run_serially
 from sim.planning.margin import ModelError
 from sim.planning.mechanism import explain, queue_cause, requests_that_fit
+from sim.planning.outcome import Outcome, mean_outcome
 from sim.planning.stats import estimate, jackknife, paired_difference, paired_ratio
+from sim.planning.text import milliseconds
 from sim.planning.vary import build, full_grid, one_at_a_time, parse_vary, variant
-from sim.planning.whatif import changes, count_points, same_prompts, steps_of, what_if
+from sim.planning.whatif import METRICS, changes, count_points, same_prompts, steps_of, what_if
 from sim.planning.whatif_text import render_whatif, table_rows
 from sim.reference import rtx5090_reference
 from sim.scenario import Observed
@@ -126,6 +128,43 @@ def test_too_few_slots_are_named_as_the_cause_of_the_queue():
     assert ttft.clear
     assert not ttft.small
     assert ttft.ratio.mean > 1
+
+
+def test_the_explanation_tells_the_figures_of_the_table():
+    answer = what_if(source(), parse_vary(["max-num-seqs=2,32"]), run_serially)
+    before, after = answer.rows[0].points
+    told = next(line for line in explain(before, after) if line.startswith("mean TTFT"))
+    means = [milliseconds(p.estimate("mean_ttft_ms").mean) for p in (before, after)]
+    ratio = next(c for c in changes(before, after) if c.key == "mean_ttft_ms").ratio.mean
+    assert f"from {means[0]} to {means[1]}, x{ratio:.2f}" in told
+    assert means[0] != milliseconds(before.outcomes[0].get("mean_ttft_ms"))
+    text = render_whatif(answer, explained=True)
+    assert "means over these seeds" in text
+
+
+def test_a_part_that_moved_by_more_than_all_is_told_with_what_went_against_it():
+    base = what_if(source(), parse_vary(["max-num-seqs=32"]), run_serially, replications=1).rows[0]
+
+    def point(ttft, prefill, queue):
+        figures = {key: 1.0 for key, _ in METRICS} | {"mean_ttft_ms": ttft}
+        parts = {"prefill": prefill, "queue": queue}
+        return replace(base.points[0], outcomes=(Outcome(figures=figures, parts_ms=parts),))
+
+    told = " ".join(explain(point(100.0, 80.0, 20.0), point(200.0, 196.0, 4.0)))
+    assert "prefill moved by more than the whole change and queue the other way" in told
+    assert "116%" not in told
+    told = " ".join(explain(point(100.0, 80.0, 20.0), point(200.0, 170.0, 30.0)))
+    assert "90% of the change is prefill" in told
+
+
+def test_seeds_are_pooled_as_means_and_highest_queues_as_the_highest():
+    one = Outcome(figures={"a": 1.0, "b": 2}, waiting={"kv": 2.0}, queues={"max_running": 3.0})
+    two = Outcome(figures={"a": 2.0, "b": None}, queues={"max_running": 5.0})
+    pooled = mean_outcome([one, two])
+    assert pooled.figures == {"a": 1.5, "b": None}
+    assert pooled.waiting == {"kv": 1.0}
+    assert pooled.queues == {"max_running": 5.0}
+    assert mean_outcome([one]) is one
 
 
 def test_too_little_kv_is_named_as_the_cause_of_the_queue():
@@ -295,7 +334,8 @@ def test_progress_off_a_terminal_is_a_line_every_few_seconds(capsys):
     for done in range(1, 101):
         now[0] += 0.125
         progress(done, 100, 10.0)
-    assert capsys.readouterr().err.splitlines() == ["40/100 runs, 10 s left", "80/100 runs, 10 s left"]
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["40/100 runs, about 10 s left", "80/100 runs, about 10 s left"]
     now[0] = 0.0
     quick = ShownProgress(lambda: now[0])
     quick(1, 1, 0.0)

@@ -158,9 +158,9 @@ class ShownProgress:
         self._clock = clock
         self._last = clock()
 
-    def __call__(self, done: int, total: int, left: float) -> None:
-        """`left`: seconds to go."""
-        text = f"{done}/{total} runs, {left:.0f} s left"
+    def __call__(self, done: int, total: int, left: float | None) -> None:
+        """`left`: seconds to go; None as long as nothing can be said of them."""
+        text = f"{done}/{total} runs" + ("" if left is None else f", about {left:.0f} s left")
         if sys.stderr.isatty():
             click.echo(f"\r{text:<40}" + ("\n" if done == total else ""), err=True, nl=False)
         elif done < total and self._clock() - self._last >= PAUSE:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from sim.planning.admission import admission
-from sim.planning.outcome import Outcome
+from sim.planning.outcome import Outcome, mean_outcome
 from sim.planning.text import milliseconds
-from sim.planning.whatif import MODEL_ERROR, Point, changes
+from sim.planning.whatif import MODEL_ERROR, Change, Point, changes
 
 Cause = Literal["kv", "slots", "budget", "client", "none"]
 
@@ -100,12 +100,16 @@ def pace_cause(outcome: Outcome) -> str:
 
 
 def explain(before: Point, after: Point) -> list[str]:
-    """What moved from one point to the next, and why, in sentences; says so if nothing did."""
-    moved = {c.key: c for c in changes(before, after) if c.clear and not c.small}
-    old, new = before.outcomes[0], after.outcomes[0]
-    said: list[str] = []
-    for tell in (_throughput, _ttft, _queue, _tokens, _preemptions, _cache):
-        said += tell(old, new, set(moved))
+    """What moved from one point to the next, and why, in sentences; says so if nothing did.
+
+    Figures are means over the seeds and factors those of the paired runs, both as `changes` gives them.
+    """
+    found = {c.key: c for c in changes(before, after)}
+    moved = {key: c for key, c in found.items() if c.clear and not c.small}
+    old, new = mean_outcome(before.outcomes), mean_outcome(after.outcomes)
+    said = _throughput(old, new, found, bool(moved), "output_throughput" in moved)
+    for tell in (_ttft, _queue, _tokens, _preemptions, _cache):
+        said += tell(old, new, moved)
     if not said:
         said.append(
             f"nothing moves by more than its interval and the {MODEL_ERROR:.0%} that a step-time model "
@@ -118,43 +122,57 @@ def explain(before: Point, after: Point) -> list[str]:
     return said
 
 
-def _throughput(old: Outcome, new: Outcome, moved: set[str]) -> list[str]:
+Moved = Mapping[str, Change]
+
+
+def _factor(change: Change, plain: float) -> float:
+    """after / before as the paired runs give it; `plain`, that of the means, where they do not."""
+    return plain if change.ratio is None else change.ratio.mean
+
+
+def _throughput(old: Outcome, new: Outcome, found: Moved, any_moved: bool, moved: bool) -> list[str]:
     a, b = old.get("output_throughput"), new.get("output_throughput")
-    if a is None or b is None:
+    if not a or b is None or not any_moved:
         return []
-    if "output_throughput" in moved:
-        way = "rises" if b > a else "falls"
-        return [f"output throughput {way} from {a:,.0f} to {b:,.0f} tok/s ({b / a - 1:+.1%})"]
+    by = f"{_factor(found['output_throughput'], b / a) - 1:+.1%}" if "output_throughput" in found else ""
     if moved:
-        return [f"output throughput stays flat ({a:,.0f} to {b:,.0f} tok/s, {b / a - 1:+.1%})"]
-    return []
+        way = "rises" if b > a else "falls"
+        return [f"output throughput {way} from {a:,.0f} to {b:,.0f} tok/s ({by})"]
+    return [f"output throughput stays flat ({a:,.0f} to {b:,.0f} tok/s, {by})"]
 
 
-def _ttft(old: Outcome, new: Outcome, moved: set[str]) -> list[str]:
+def _ttft(old: Outcome, new: Outcome, moved: Moved) -> list[str]:
     a, b = old.get("mean_ttft_ms"), new.get("mean_ttft_ms")
-    if "mean_ttft_ms" not in moved or a is None or b is None:
+    if "mean_ttft_ms" not in moved or a is None or b is None or a == b:
         return []
-    total = b - a
     shifts = {
         name: (new.parts_ms.get(name) or 0.0) - (old.parts_ms.get(name) or 0.0)
         for name in PARTS
         if name != "client_wait"
     }
-    largest = max(shifts, key=lambda name: shifts[name] * (1 if total > 0 else -1))
     told = ", ".join(
         f"{PARTS[name]} {milliseconds(shift, sign=True)}"
         for name, shift in shifts.items()
-        if abs(shift) >= 0.02 * abs(total)
+        if abs(shift) >= 0.02 * abs(b - a)
     )
-    factor = f", x{b / a:.2f}" if a > 0 else ""
-    return [
-        f"mean TTFT goes from {milliseconds(a)} to {milliseconds(b)}{factor}: {told}; "
-        f"{shifts[largest] / total:.0%} of the change is {PARTS[largest]}"
-    ]
+    factor = f", x{_factor(moved['mean_ttft_ms'], b / a):.2f}" if a > 0 else ""
+    head = f"mean TTFT goes from {milliseconds(a)} to {milliseconds(b)}{factor}: {told}"
+    return [f"{head}; {_largest_share(shifts, b - a)}"]
 
 
-def _queue(old: Outcome, new: Outcome, moved: set[str]) -> list[str]:
-    if not moved & {"mean_ttft_ms", "p99_ttft_ms", "output_throughput", "request_throughput"}:
+def _largest_share(shifts: Mapping[str, float], total: float) -> str:
+    """Which part did most of the change; parts may also move against it, and one then more than all of it."""
+    largest = max(shifts, key=lambda name: shifts[name] / total)
+    share = shifts[largest] / total
+    if share <= 1.005:
+        return f"{share:.0%} of the change is {PARTS[largest]}"
+    against = [PARTS[name] for name, shift in shifts.items() if shift / total <= -0.005]
+    others = f" and {' and '.join(against)} the other way" if against else ""
+    return f"{PARTS[largest]} moved by more than the whole change{others}"
+
+
+def _queue(old: Outcome, new: Outcome, moved: Moved) -> list[str]:
+    if not moved.keys() & {"mean_ttft_ms", "p99_ttft_ms", "output_throughput", "request_throughput"}:
         return []
     was, now = queue_cause(old), queue_cause(new)
     if was.cause == now.cause == "none":
@@ -175,14 +193,15 @@ WORDS: dict[Cause, str] = {
 }
 
 
-def _tokens(old: Outcome, new: Outcome, moved: set[str]) -> list[str]:
+def _tokens(old: Outcome, new: Outcome, moved: Moved) -> list[str]:
     """TPOT and ITL: batch size, or decodes that wait for the prefill chunks in their step."""
     said = []
     a, b = old.get("mean_tpot_ms"), new.get("mean_tpot_ms")
     if "mean_tpot_ms" in moved and a and b:
         runs = _pair(old, new, lambda o: o.queues.get("mean_running"))
         batch = "" if runs is None else f"; {runs[0]:.3g} requests ran on average, now {runs[1]:.3g}"
-        said.append(f"mean TPOT goes from {a:.1f} to {b:.1f} ms ({b / a - 1:+.0%}){batch}")
+        by = _factor(moved["mean_tpot_ms"], b / a) - 1
+        said.append(f"mean TPOT goes from {a:.1f} to {b:.1f} ms ({by:+.0%}){batch}")
     a, b = old.get("p99_itl_ms"), new.get("p99_itl_ms")
     if "p99_itl_ms" in moved and a and b:
         typical = new.get("median_itl_ms")
@@ -196,7 +215,7 @@ def _tokens(old: Outcome, new: Outcome, moved: set[str]) -> list[str]:
     return said
 
 
-def _preemptions(old: Outcome, new: Outcome, moved: set[str]) -> list[str]:
+def _preemptions(old: Outcome, new: Outcome, moved: Moved) -> list[str]:
     del moved
     pair = _pair(old, new, lambda o: o.server.get("num_preemptions"))
     if pair is None or pair[0] == pair[1]:
@@ -206,7 +225,7 @@ def _preemptions(old: Outcome, new: Outcome, moved: set[str]) -> list[str]:
     return [f"preemptions go from {pair[0]:.0f} to {pair[1]:.0f}{full}"]
 
 
-def _cache(old: Outcome, new: Outcome, moved: set[str]) -> list[str]:
+def _cache(old: Outcome, new: Outcome, moved: Moved) -> list[str]:
     del moved
     pair = _pair(old, new, hit_share)
     if pair is None or abs(pair[0] - pair[1]) < 0.01:
@@ -220,9 +239,10 @@ def _contamination(after: Point, fresh: Outcome) -> list[str]:
     a, b = fresh.get("mean_ttft_ms"), after.outcomes[0].get("mean_ttft_ms")
     if share is None or alone is None or share - alone < 0.01 or a is None or b is None:
         return []
+    which = "" if len(after.outcomes) == 1 else " under the first seed"
     return [
         f"{after.variant.label} sends prompts that the point before it left in the prefix cache "
-        f"({share:.0%} of its prompt tokens): mean TTFT {milliseconds(b)}, "
+        f"({share:.0%} of its prompt tokens): mean TTFT{which} {milliseconds(b)}, "
         f"with an empty cache {milliseconds(a)}; another --seed per run or --fresh avoids it"
     ]
 
@@ -235,7 +255,8 @@ def _without_help(before: Point, after: Point) -> list[str]:
         a, b = old.get(key), new.get(key)
         if a and b is not None:
             told.append(f"{name} x{b / a:.2f}")
-    return [f"from empty cache to empty cache: {', '.join(told)}"] if told else []
+    which = "" if max(len(before.outcomes), len(after.outcomes)) == 1 else ", under the first seed"
+    return [f"from empty cache to empty cache{which}: {', '.join(told)}"] if told else []
 
 
 def hit_share(outcome: Outcome) -> float | None:

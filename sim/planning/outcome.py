@@ -73,6 +73,46 @@ class Outcome:
         return cls(**content)
 
 
+def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
+    """Several seeds of one point as one: means of every figure, but of the highest queue the highest.
+
+    A figure that one of them lacks is None. `regime` is the first one's.
+    """
+    if len(outcomes) == 1:
+        return outcomes[0]
+    return Outcome(
+        figures=_pooled([o.figures for o in outcomes]),
+        server=_pooled([o.server for o in outcomes]),
+        parts_ms=_pooled([o.parts_ms for o in outcomes]),
+        waiting=_seconds([o.waiting for o in outcomes]),
+        device=_seconds([o.device for o in outcomes]),
+        regime=outcomes[0].regime,
+        queues=_pooled([o.queues for o in outcomes]),
+        caps=_pooled([o.caps for o in outcomes]),
+        duration=sum(o.duration for o in outcomes) / len(outcomes),
+        failure=next((o.failure for o in outcomes if o.failure is not None), None),
+    )
+
+
+def _seconds(maps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean times; what a run does not name took none of its time."""
+    keys = dict.fromkeys(key for one in maps for key in one)
+    return {key: sum(one.get(key, 0.0) for one in maps) / len(maps) for key in keys}
+
+
+def _pooled(maps: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
+    found: dict[str, Value] = {}
+    for key in dict.fromkeys(key for one in maps for key in one):
+        values = [v for one in maps if (v := one.get(key)) is not None]
+        if len(values) < len(maps):
+            found[key] = None
+        elif key.startswith("max_"):
+            found[key] = max(values)
+        else:
+            found[key] = sum(values) / len(values)
+    return found
+
+
 def run_outcome(
     scenario: Scenario,
     *,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ MAX_BREAKS = 2  # pools in a row that break without one result, before jobs are 
 CHUNK = 8  # jobs per worker between results, for backends that cannot hand them over one by one
 
 RunJob = Callable[[Job], Outcome]
-Progress = Callable[[int, int, float], None]  # done, total, seconds left
+Progress = Callable[[int, int, float | None], None]  # done, total, seconds left if enough is known
+ENOUGH = 0.1  # of the work, done by runs of all sizes, from which the pace says something
 
 
 class Sweep:
@@ -62,14 +63,15 @@ class Sweep:
             raise BadInput("jobs", None, "two of them have the same name")
         results = {} if self._file is None else self._file.done(jobs)
         left = [job for job in jobs if job.key not in results]
-        clock = _Clock(len(jobs), len(results), self._progress)
+        workers = self._workers or os.cpu_count() or 1
+        clock = _Clock(jobs, results, workers, self._progress)
         for job, outcome in self._results(left):
             if job.key in results:
                 continue
             results[job.key] = outcome
             if self._file is not None:
                 self._file.append(job, outcome)
-            clock.tick()
+            clock.tick(job)
         if self._file is not None:
             self._file.finish(jobs)
         return [results[job.key] for job in jobs]
@@ -153,15 +155,30 @@ def _alone(run: RunJob, job: Job, arguments: dict[str, Any]) -> Outcome:
 
 
 class _Clock:
-    """Tells progress and the time that is left, from the pace so far."""
+    """Tells progress and the time that is left: from the pace so far, runs weighed by what they send."""
 
-    def __init__(self, total: int, done: int, progress: Progress | None) -> None:
-        self._total, self._done, self._progress = total, done, progress
-        self._had, self._start = done, time.monotonic()
+    def __init__(
+        self, jobs: Sequence[Job], had: Collection[str], workers: int, progress: Progress | None
+    ) -> None:
+        self._jobs, self._done, self._progress = len(jobs), len(had), progress
+        self._had = len(had)
+        self._left = float(sum(weight(job) for job in jobs if job.key not in had))
+        self._worked = 0.0
+        self._first = 2 * workers  # the first result of every worker includes its start
+        self._start = time.monotonic()
 
-    def tick(self) -> None:
+    def tick(self, job: Job) -> None:
         self._done += 1
+        self._worked += weight(job)
+        self._left -= weight(job)
         if self._progress is None:
             return
-        pace = (time.monotonic() - self._start) / (self._done - self._had)
-        self._progress(self._done, self._total, pace * (self._total - self._done))
+        share = self._worked / (self._worked + self._left)
+        known = self._done == self._jobs or (share >= ENOUGH and self._done - self._had >= self._first)
+        pace = (time.monotonic() - self._start) / self._worked
+        self._progress(self._done, self._jobs, pace * self._left if known else None)
+
+
+def weight(job: Job) -> float:
+    """About how long a run takes, in any unit: the requests that it sends."""
+    return float(max(1, job.scenario.workload.num_prompts if job.requests is None else len(job.requests)))

@@ -29,6 +29,10 @@ def render_whatif(answer: WhatIf, *, explained: bool = False) -> str:
     for row in answer.rows:
         lines += [*_row(row, answer, explained=explained), ""]
     lines += _conditions(answer)
+    if explained and len(answer.seeds) > 1:
+        lines += wrap(
+            "Explanations tell the means over these seeds, and factors seed by seed, as the tables do."
+        )
     for note in answer.notes:
         lines += wrap(f"{note.kind}: {note.subject}: {note.text}")
     return "\n".join(lines).rstrip()
