@@ -2,6 +2,7 @@
 
 import math
 import shlex
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -12,8 +13,9 @@ from sim.build import build_scenario, read_source
 from sim.commands.bench import parse_bench_command
 from sim.errors import BadInput
 from sim.planning.load_curve import Effort
-from sim.planning.search import Sensitivity, search
+from sim.planning.search import Sensitivity, search, words_of
 from sim.planning.search_space import draw_candidates, parse_space
+from sim.planning.search_text import render_search
 from sim.planning.slo import parse_slos
 
 SERVE = "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 1024 --max-num-seqs 4"
@@ -105,6 +107,31 @@ def test_effect_is_the_loss_from_best_to_worst():
     assert Sensitivity("x", (("1", 10.0), ("2", 8.0))).effect == pytest.approx(0.2)
     assert not Sensitivity("x", (("1", 10.0), ("2", 9.9))).matters
     assert Sensitivity("x", (("1", 0.0), ("2", 0.0))).effect == 0.0
+
+
+def test_a_gain_within_the_intervals_is_called_noise(result):
+    found = replace(result.best.found, low=6.46, high=7.47, replications=5)
+    result = replace(result, best=replace(result.best, score=6.97, found=found))
+    given = replace(result.given, score=6.85, found=replace(result.best.found, low=6.04, high=7.65))
+    noisy = replace(result, given=given)
+    assert noisy.clearly_better is False
+    text = render_search(noisy, "any")
+    assert "+1.8% per GPU: within noise" in text
+    assert "as given: as given" not in text
+    clear = replace(result, given=replace(given, score=5.0, found=replace(given.found, high=6.0)))
+    assert clear.clearly_better
+    assert "clear of chance" in render_search(clear, "any")
+
+
+def test_the_ranking_tells_losses_so_that_no_point_has_two_loads(result):
+    text = render_search(result, "any")
+    ranking = text[text.index("which flag matters") : text.index("to start it")]
+    first = result.ranking[0]
+    assert dict(first.losses)["32"] == 0.0
+    assert "32: 0%" in ranking
+    assert f"1: -{dict(first.losses)['1']:.0%}" in ranking
+    assert words_of(result.centre) in " ".join(ranking.split())
+    assert "instead of the scenario's 50" in " ".join(text.split())
 
 
 def test_command_gives_commands_and_a_scenario(tmp_path):

@@ -24,6 +24,9 @@ from sim.planning.traffic import is_trace, native_rate
 from sim.provenance import Note
 from sim.scenario import Scenario
 
+ENOUGH = 1000  # requests of a run that is to confirm a P99
+LASTING = 120  # s that it should last
+
 
 def render_plan(plan: Plan) -> str:
     """Everything, at most 100 columns but for the commands."""
@@ -50,7 +53,8 @@ def render_plan(plan: Plan) -> str:
     best = best_found(plan)
     if best is not None:
         told = ": the objectives are met at 85 % of it and missed at 115 %"
-        lines += ["", f"to confirm on hardware{'' if best.traffic else told}"]
+        head = "to confirm on hardware" + ("" if best.traffic else told + prompts_words(best))
+        lines += ["", *wrap(head)]
         lines += [f"  {command}" for command in confirming_commands(best)]
     for note in assumptions(plan):
         lines += wrap(f"{note.kind}: {note.subject}: {note.text}")
@@ -89,7 +93,7 @@ def confirming_load(found: Capacity, share: float) -> Scenario:
     """The scenario at a share of the answer, with enough requests to tell whether the objectives are met."""
     assert found.level is not None
     value = found.level.value * share
-    prompts = max(1000, round(120 * value))
+    prompts = max(ENOUGH, round(LASTING * value), found.scenario.workload.num_prompts)
     if found.level.kind == "concurrency":
         value = max(1, round(value))
         prompts = 6 * value
@@ -100,6 +104,17 @@ def confirming_load(found: Capacity, share: float) -> Scenario:
     else:
         spec = replace(spec, request_rate=float(f"{spec.request_rate:.3g}"))
     return replace(scenario, workload=spec)
+
+
+def prompts_words(found: Capacity) -> str:
+    """Why the confirming runs send more requests than the scenario does; "" where they do not."""
+    own = found.scenario.workload.num_prompts
+    sent = {confirming_load(found, share).workload.num_prompts for share in (0.85, 1.15)}
+    if found.traffic or sent == {own}:
+        return ""
+    many = " and ".join(f"{n:,}" for n in sorted(sent))
+    why = f"enough for a P99 and for {LASTING} s" if max(sent) > own else "so many waves of them"
+    return f" ({many} requests instead of the scenario's {own:,}: {why})"
 
 
 def bench_line(scenario: Scenario) -> str:

@@ -41,12 +41,20 @@ class Trial:
     @property
     def label(self) -> str:
         """`max-num-seqs=64, …`, or "as given"."""
-        return ", ".join(f"{plain(key)}={value}" for key, value in self.settings) or "as given"
+        return words_of(self.settings)
+
+
+def words_of(settings: Settings) -> str:
+    """`max-num-seqs=64, …`, or "as given"."""
+    return ", ".join(f"{plain(key)}={value}" for key, value in settings) or "as given"
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """What one flag does around the best combination: score by value, the others held."""
+    """What one flag does around one combination: score by value, the others held.
+
+    Scores are of short simulations under one seed, to be compared with each other and with nothing else.
+    """
 
     name: str
     scores: tuple[tuple[str, float], ...]
@@ -56,6 +64,12 @@ class Sensitivity:
         """Loss from the best value to the worst, as a share of the best."""
         values = [score for _, score in self.scores]
         return 1.0 - min(values) / max(values) if max(values) > 0 else 0.0
+
+    @property
+    def losses(self) -> tuple[tuple[str, float], ...]:
+        """By value, what is lost against the best value, as a share of it."""
+        top = max(score for _, score in self.scores)
+        return tuple((value, 1.0 - score / top if top > 0 else 0.0) for value, score in self.scores)
 
     @property
     def matters(self) -> bool:
@@ -72,7 +86,8 @@ class SearchResult:
         given: the scenario as it stands, at full effort.
         finalists: all at full effort, best first.
         rounds: how many combinations each round looked at.
-        ranking: by effect, strongest first.
+        ranking: by effect, strongest first, around `centre`.
+        centre: the combination around which flags were moved one at a time.
         refused: combinations that cannot run, with the reason.
     """
 
@@ -82,6 +97,18 @@ class SearchResult:
     rounds: tuple[int, ...]
     ranking: tuple[Sensitivity, ...]
     refused: tuple[Trial, ...]
+    centre: Settings = ()
+
+    @property
+    def clearly_better(self) -> bool | None:
+        """Whether the best beats the scenario as it stands by more than chance: their 95 % intervals over the
+        same seeds do not meet. None where one of them has no interval.
+        """
+        best, given = self.best.found, self.given.found
+        if best is None or given is None or best.low is None or given.high is None:
+            return None
+        gpus = best.scenario.gpu_count, given.scenario.gpu_count
+        return best.replications > 1 and best.low / gpus[0] > given.high / gpus[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +163,8 @@ def search(
             break
     left = left[:FINALISTS]
     middle = _smaller(effort, ROUNDS[-1])
-    left[0], ranking = _around(maker, left[0], space, middle, pool)
+    centre = left[0]
+    left[0], ranking = _around(maker, centre, space, middle, pool)
     finals = list(dict.fromkeys([(), *left]))
     sizes.append(len(finals))
     trials = maker.run(finals, effort, pool, with_error=True)
@@ -148,6 +176,7 @@ def search(
         tuple(sizes),
         tuple(ranking),
         tuple(refused.values()),
+        centre,
     )
 
 

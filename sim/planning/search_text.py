@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sim.planning.capacity import Capacity
-from sim.planning.plan_report import confirming_commands, confirming_load
+from sim.planning.plan_report import confirming_commands, confirming_load, prompts_words
 from sim.planning.plan_text import answer_words, binding_words, error_words
-from sim.planning.search import SearchResult, Trial
+from sim.planning.search import MATTERS, SearchResult, Trial, words_of
 from sim.planning.text import wrap
 from sim.scenario_file import ObservedInput, ScenarioInput, workload_to_input
 
@@ -21,27 +21,44 @@ def render_search(result: SearchResult, objectives: str) -> str:
     if result.best.settings:
         lines += _trial("as given", result.given)
         if result.given.score > 0:
-            lines.append(f"  the best carries {result.best.score / result.given.score - 1:+.1%} per GPU")
+            lines += wrap(f"  {_gain_words(result)}", "    ")
     else:
         lines.append("  nothing that was tried does better than the scenario as it stands")
     lines += ["", "finalists, load per GPU:"]
     for trial in result.finalists:
         lines += wrap(f"  {trial.score:>10.4g}  {trial.label}", " " * 14)
-    lines += ["", "which flag matters (the others at the best), load per GPU by value:"]
+    lines += [
+        "",
+        *wrap(
+            f"which flag matters, moved alone around {words_of(result.centre)}: what each value loses "
+            "against the flag's best (short simulations under one seed, so no loads; below "
+            f"{MATTERS:.0%} they do not resolve):"
+        ),
+    ]
     for one in result.ranking:
-        scores = ", ".join(f"{value}: {score:.3g}" for value, score in one.scores)
+        losses = ", ".join(f"{value}: {-loss:.0%}" for value, loss in one.losses).replace("-0%", "0%")
         verdict = f"{one.effect:.0%}" if one.matters else "does not matter"
-        lines += wrap(f"  {one.name:<28}{verdict:>16}  {scores}", " " * 6)
+        lines += wrap(f"  {one.name:<28}{verdict:>16}  {losses}", " " * 6)
     for trial in result.refused[:5]:
         lines += wrap(f"refused: {trial.label}: {trial.failure}")
     if result.best.found is not None and result.best.found.level is not None:
-        lines += ["", "to start it, and to confirm it at 85 % and 115 % of the load:"]
+        sent = prompts_words(result.best.found)
+        lines += ["", *wrap(f"to start it, and to confirm it at 85 % and 115 % of the load{sent}:")]
         lines += [f"  {command}" for command in confirming_commands(result.best.found)]
     return "\n".join(lines)
 
 
+def _gain_words(result: SearchResult) -> str:
+    gain = f"the best carries {result.best.score / result.given.score - 1:+.1%} per GPU"
+    if result.clearly_better:
+        return f"{gain}; clear of chance: the intervals do not meet"
+    if result.clearly_better is None or result.best.found is None or result.best.found.replications < 2:
+        return f"{gain}; one seed cannot tell whether that is chance"
+    return f"{gain}: within noise, for the intervals overlap; --seeds makes them narrower"
+
+
 def _trial(name: str, trial: Trial) -> list[str]:
-    head = wrap(f"{name}: {trial.label}", "    ")
+    head = wrap(f"{name}: {trial.label}" if trial.settings or name != "as given" else f"{name}:", "    ")
     if trial.failure is not None:
         return [*head, *wrap(f"  cannot run: {trial.failure}", "    ")]
     if trial.found is None or trial.found.level is None:
@@ -80,9 +97,17 @@ def search_to_dict(result: SearchResult) -> dict[str, Any]:
         "finalists": [_as_dict(t) for t in result.finalists],
         "rounds": list(result.rounds),
         "ranking": [
-            {"name": r.name, "effect": r.effect, "matters": r.matters, "scores": dict(r.scores)}
+            {
+                "name": r.name,
+                "effect": r.effect,
+                "matters": r.matters,
+                "losses": dict(r.losses),
+                "short_scores": dict(r.scores),
+            }
             for r in result.ranking
         ],
+        "ranking_around": dict(result.centre),
+        "clearly_better": result.clearly_better,
         "refused": [_as_dict(t) for t in result.refused],
     }
 
