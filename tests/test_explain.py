@@ -3,24 +3,27 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import cli
 from sim.cli.explain import explain
 from sim.commands import bench as bench_commands
 from sim.commands import serve as serve_commands
 from sim.errors import BadInput
 from sim.explain.changes import candidates
-from sim.explain.knowledge import client_knobs, concepts, knobs, log_phrases, metrics, movers
-from sim.explain.lookup import ENGINES, find, nearest, plain
+from sim.explain.knowledge import client_knobs, coefficients, concepts, knobs, log_phrases, metrics, movers
+from sim.explain.lookup import ENGINES, find, known_names, nearest, plain
 from sim.explain.numbers import numbers
 from sim.explain.numbers import render as render_numbers
 from sim.explain.page import WIDTH, default_version, engine_of, render
 from sim.output.report import TTFT_PARTS
 from sim.output.report import render as render_report
 from sim.results import ServerSeries
+from sim.steptime.efficiencies import BOUNDS
 from tests.explain_scenarios import SGLANG_128, VLLM_128, options, reference_source
 from tests.metric_names import SGLANG, VLLM
 from tests.test_report import result as report_result
@@ -319,3 +322,44 @@ def test_the_scenario_decides_the_engine():
     document = json.loads(done.output)
     assert document["engine"] == "sglang"
     assert document["scenario"]["changes"][0]["to"] == "fp8_e4m3"
+
+
+def test_every_coefficient_has_a_page_with_its_unit_and_stands_in_the_docs():
+    assert set(coefficients()) == set(BOUNDS)
+    docs = (Path(__file__).parents[1] / "docs" / "explain.md").read_text(encoding="utf-8")
+    for name, bound in BOUNDS.items():
+        for spelling in (name, name.replace("_", " "), f"efficiencies.{name}"):
+            found = find(spelling)
+            assert found.kind == "coefficient", spelling
+            assert found.name == name
+        page = render(found, "vllm", "0.28.0")
+        assert bound.unit in page
+        assert "Pinned by" in page
+        assert f"`{name}`" in docs
+
+
+def test_a_coefficient_of_a_scenario_tells_its_default():
+    words = ["explain", "kv_bandwidth", "--serve", "vllm serve Qwen/Qwen3-14B", "--gpu", "H100"]
+    done = CliRunner().invoke(cli.servecast, words, catch_exceptions=False)
+    assert "of peak, assumed" in done.output
+    assert "H100-SXM-80GB" in done.output
+    content = json.loads(CliRunner().invoke(cli.servecast, ["explain", "ridge", "--json"]).output)
+    assert (content["kind"], content["unit"], content["high"]) == ("coefficient", "exponent", None)
+
+
+def test_everything_that_is_listed_is_known():
+    done = CliRunner().invoke(cli.servecast, ["explain", "--list", "--json"], catch_exceptions=False)
+    listed = json.loads(done.output)
+    assert set(listed) == set(known_names())
+    for engine in ("vllm", "sglang"):
+        for heading, names in known_names(engine).items():
+            for name in names:
+                if "*" not in name:
+                    assert find(name, engine), heading
+    text = CliRunner().invoke(cli.servecast, ["explain", "--list", "--engine", "sglang"]).output
+    assert "SGLang: log lines" in text
+    assert "vLLM: flags" not in text
+    with pytest.raises(BadInput, match="--list"):
+        find("qqqqqq zzzz")
+    with pytest.raises(BadInput, match="--list"):
+        CliRunner().invoke(cli.servecast, ["explain"], catch_exceptions=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,28 +24,41 @@ if TYPE_CHECKING:
 
 # A flag may be named with its dashes.
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("name")
+@click.argument("name", required=False)
 @scenario_options
 @click.option("--engine", type=click.Choice(["vllm", "sglang"]), help="Whose names and flags to show.")
+@click.option("--list", "listed", is_flag=True, help="List the names that are known instead.")
 @click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")
-@click.option("--json", "as_json", is_flag=True, help="Print page and numbers as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print page and numbers, or the list, as JSON.")
 def explain(
-    inputs: ScenarioOptions, name: str, engine: EngineName | None, profile: Path | None, as_json: bool
+    inputs: ScenarioOptions,
+    name: str | None,
+    engine: EngineName | None,
+    listed: bool,
+    profile: Path | None,
+    as_json: bool,
 ) -> None:
-    """Explain NAME: a metric, a flag, a name from /metrics, a line of a log or of a report.
+    """Explain NAME: a metric, a flag, a name from /metrics, a line of a log or of a report, a coefficient.
 
     \b
     servecast explain ttft
     servecast explain max-num-seqs --engine-version 0.33.0
     servecast explain vllm:kv_cache_usage_perc
     servecast explain "GPU KV cache size: 194,896 tokens"
+    servecast explain --list --engine vllm
 
     With a scenario (a file, or --serve, --bench and --gpu) it adds that scenario's numbers, simulated: what
     fits, what waits, where TTFT goes, and what each knob would change.
     """
-    from sim.explain.lookup import find
-    from sim.explain.page import default_version, engine_of, render
+    from sim.explain.lookup import find, known_names
+    from sim.explain.page import default_version, engine_of, render, render_default, render_names
 
+    if listed:
+        names = known_names(engine)
+        click.echo(json.dumps(names, indent=2) if as_json else render_names(names))
+        return
+    if name is None:
+        raise BadInput("NAME", None, "name a metric, a flag or a log line; --list prints what is known")
     name, inputs = _whole_name(name, inputs)
     source = inputs.source() if inputs.files or inputs.serve else None
     if engine is None and source is not None:
@@ -55,7 +69,7 @@ def explain(
         raise BadInput("--engine-version", inputs.engine_version, "must be a version such as 0.28.0")
     version = inputs.engine_version or (source.engine_version if source else None) or default_version(own)
     counted = None
-    if source is not None:
+    if source is not None and found.coefficient is None:
         from sim.explain.numbers import numbers
 
         counted = numbers(source, found, step_times(profile))
@@ -63,6 +77,8 @@ def explain(
         click.echo(json.dumps(_document(found, own, version, counted), indent=2))
         return
     click.echo(render(found, own, version))
+    if found.coefficient is not None and source is not None:
+        click.echo(render_default(found.name, source.build().gpu))
     if counted is not None:
         from sim.explain.numbers import render as render_numbers
 
@@ -88,8 +104,9 @@ def _whole_name(name: str, inputs: ScenarioOptions) -> tuple[str, ScenarioOption
 
 def _document(found: Found, engine: EngineName, version: str, counted: Numbers | None) -> dict[str, Any]:
     from sim.explain.knowledge import concepts, movers
+    from sim.steptime.efficiencies import BOUNDS
 
-    entry = found.concept or found.metric or found.log or found.knob
+    entry = found.coefficient or found.concept or found.metric or found.log or found.knob
     key = found.name if found.concept else found.metric.concept if found.metric else ""
     key = found.log.concept if found.log else key
     document: dict[str, Any] = {
@@ -97,7 +114,7 @@ def _document(found: Found, engine: EngineName, version: str, counted: Numbers |
         "kind": found.kind,
         "engine": engine,
         "engine_version": version,
-        "class": concepts()[key].metric_class if key else "A",
+        "class": None if found.coefficient else concepts()[key].metric_class if key else "A",
         "concept": key or None,
         "note": found.note,
         "entry": None if entry is None else entry.model_dump(by_alias=True),
@@ -106,6 +123,11 @@ def _document(found: Found, engine: EngineName, version: str, counted: Numbers |
             for name, knob in (movers(key, engine).items() if key else ())
         },
     }
+    if found.coefficient is not None:
+        bound = BOUNDS[found.name]
+        document |= {"unit": bound.unit, "low": bound.low, "high": bound.high}
+        if math.isinf(bound.high):
+            document["high"] = None
     if found.table_flag is not None:
         document["flag"] = {"role": found.table_flag.role, "effect": found.table_flag.effect}
     if counted is not None:

@@ -1,8 +1,8 @@
 """What is known of every metric, flag and log line, as data files beside this module.
 
 `concepts.yaml`, `report.yaml` and `outside.yaml` say what is measured, `<engine>-metrics.yaml` under which
-names and clocks, `<engine>-flags.yaml` and `client-flags.yaml` what moves it. Which flags move a metric is
-not written down twice: it is read from the flags.
+names and clocks, `<engine>-flags.yaml` and `client-flags.yaml` what moves it, `coefficients.yaml` what
+calibration fits. Which flags move a metric is not written down twice: it is read from the flags.
 """
 
 from __future__ import annotations
@@ -108,6 +108,19 @@ class Knob(_Strict):
     quality: bool = False
 
 
+class Coefficient(_Strict):
+    """A coefficient of the step-time model; its unit and range are in `sim.steptime.efficiencies.BOUNDS`.
+
+    Attributes:
+        pins: which measurement tells it.
+        moves: in which figures it shows.
+    """
+
+    says: str
+    pins: str
+    moves: str
+
+
 class _MetricFile(_Strict):
     engine: EngineName
     program: str
@@ -151,6 +164,12 @@ def knobs(engine: EngineName) -> Mapping[str, Knob]:
 def client_knobs() -> Mapping[str, Knob]:
     """The benchmark clients' flags that change what is measured."""
     return _FlagFile.model_validate(_load("client-flags.yaml")).flags
+
+
+@cache
+def coefficients() -> Mapping[str, Coefficient]:
+    """Every coefficient of the step-time model, in the order of its table."""
+    return {name: Coefficient.model_validate(row) for name, row in _load("coefficients.yaml").items()}
 
 
 def movers(concept: str, engine: EngineName) -> dict[str, Knob]:

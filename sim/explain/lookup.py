@@ -14,11 +14,13 @@ from sim.commands import serve as serve_commands
 from sim.commands.flags import Flag
 from sim.errors import BadInput
 from sim.explain.knowledge import (
+    Coefficient,
     Concept,
     Knob,
     LogPhrase,
     Metric,
     client_knobs,
+    coefficients,
     concepts,
     knobs,
     log_phrases,
@@ -35,7 +37,7 @@ NEAR = 0.86  # similarity from which a misspelling is taken for the word
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a name stands for; exactly one of the five is set.
+    """What a name stands for; exactly one of the six is set.
 
     Attributes:
         name: canonical.
@@ -54,10 +56,13 @@ class Found:
     table_flag: Flag | None = None
     also: tuple[EngineName, ...] = ()
     note: str = ""
+    coefficient: Coefficient | None = None
 
     @property
-    def kind(self) -> Literal["concept", "metric", "log", "flag"]:
+    def kind(self) -> Literal["concept", "metric", "log", "flag", "coefficient"]:
         """Which kind of page this is."""
+        if self.coefficient is not None:
+            return "coefficient"
         if self.concept is not None:
             return "concept"
         if self.metric is not None:
@@ -82,6 +87,7 @@ def find(text: str, engine: EngineName | None = None) -> Found:
     hint = "names no metric, flag, report line or log line that is known"
     if near:
         hint += f"; the nearest: {', '.join(near)}"
+    hint += "; `servecast explain --list` prints what is known"
     raise BadInput("NAME", text, hint)
 
 
@@ -98,6 +104,7 @@ def all_names(engine: EngineName | None = None) -> Iterator[str]:
     """Every name that has a page of its own: concepts, metrics, log phrases, flags."""
     for key, concept in concepts().items():
         yield from (key, *concept.words, *concept.lines)
+    yield from coefficients()
     for own in _order(engine):
         yield from (name for name in metrics(own) if "*" not in name)
         yield from (row.phrase for row in log_phrases(own))
@@ -132,6 +139,7 @@ def _exact(text: str, engine: EngineName | None) -> Found | None:
         _concept(stripped)
         or _flag(stripped, engine)
         or _metric(stripped, engine)
+        or _coefficient(stripped)
         or phrase
         or _client_flag(stripped, engine)
         or _concept(_STATISTIC.sub("", plain(stripped)))
@@ -146,6 +154,29 @@ def _concept(text: str) -> Found | None:
         if word in names or bare in names:
             return Found(key, concept=concept)
     return None
+
+
+def _coefficient(text: str) -> Found | None:
+    name = plain(text.removeprefix("efficiencies.")).replace(" ", "_")
+    row = coefficients().get(name)
+    return None if row is None else Found(name, coefficient=row)
+
+
+def known_names(engine: EngineName | None = None) -> dict[str, list[str]]:
+    """Names that `find` knows, by what they are; of an engine, or of both."""
+    own = ENGINES if engine is None else (engine,)
+    found = {
+        "metrics": list(concepts()),
+        "coefficients of the step-time model": list(coefficients()),
+    }
+    for name in own:
+        program = serve_commands.table(name).program
+        found[f"{program}: flags"] = [flag.name for flag in serve_commands.table(name).flags]
+        found[f"{program}: /metrics"] = list(metrics(name))
+        found[f"{program}: log lines"] = [row.phrase for row in log_phrases(name)]
+    flags = [flag.name for client in own for flag in bench_commands.table(client).flags]
+    found["benchmark clients: flags"] = list(dict.fromkeys(flags))
+    return found
 
 
 def _flag(text: str, engine: EngineName | None) -> Found | None:

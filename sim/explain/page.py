@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sim.commands import serve as serve_commands
 from sim.engines.values import version_key
 from sim.explain.knowledge import (
     CLASSES,
+    Coefficient,
     Concept,
     Direction,
     Knob,
@@ -21,7 +23,10 @@ from sim.explain.knowledge import (
     movers,
 )
 from sim.explain.lookup import ENGINES, Found
+from sim.hardware.spec import GpuSpec
 from sim.scenario import EngineName
+from sim.steptime.defaults import default_efficiencies
+from sim.steptime.efficiencies import BOUNDS, Bound
 
 WIDTH = 100
 LABEL = 12
@@ -37,7 +42,9 @@ def render(found: Found, engine: EngineName, version: str) -> str:
         version: of that engine; names that it does not have are marked.
     """
     lines = [found.note] if found.note else []
-    if found.concept is not None:
+    if found.coefficient is not None:
+        lines += _coefficient_page(found.name, found.coefficient)
+    elif found.concept is not None:
         lines += _concept_page(found.name, found.concept, engine, version)
     elif found.metric is not None:
         lines += _metric_page(found.name, found.metric, found.engine or engine, version)
@@ -64,6 +71,57 @@ def row(label: str, text: str) -> list[str]:
 
 def _head(title: str, kind: str, letter: str) -> list[str]:
     return [title, f"{kind}, class {letter}: {CLASSES[letter]}", ""]
+
+
+def render_names(names: Mapping[str, Sequence[str]]) -> str:
+    """Lists of names under their headings; log lines one by one, as they hold blanks."""
+    lines: list[str] = []
+    for heading, many in names.items():
+        lines += ["", f"{heading} ({len(many)})"]
+        if any(" " in name for name in many):
+            lines += [f"  {name}" for name in many]
+        else:
+            lines += textwrap.wrap(
+                "  ".join(many),
+                WIDTH,
+                initial_indent="  ",
+                subsequent_indent="  ",
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+    return "\n".join(lines[1:])
+
+
+def render_default(name: str, gpu: GpuSpec) -> str:
+    """What a coefficient is on a GPU without a profile, and where that comes from."""
+    default = default_efficiencies(gpu)
+    value, source = getattr(default.efficiencies, name), default.sources.get(name)
+    unit = BOUNDS[name].unit
+    told = f"{value:.6g}" + ("" if unit in ("0 to 1", "exponent", "share") else f" {unit}")
+    if source is not None:
+        told += f", {source.origin.value}: {source.rule}"
+    return "\n".join(row("Here", f"{told} ({gpu.name}, without a profile)"))
+
+
+def _span(bound: Bound) -> str:
+    return f", from {bound.low:g} to {bound.high:g}"
+
+
+def _coefficient_page(name: str, entry: Coefficient) -> list[str]:
+    bound = BOUNDS[name]
+    lines = [name, "coefficient of the step-time model, fitted by `servecast calibrate` or a default", ""]
+    lines += row("What", entry.says)
+    span = (
+        ""
+        if bound.unit == "0 to 1"
+        else f", at least {bound.low:g}"
+        if math.isinf(bound.high)
+        else _span(bound)
+    )
+    lines += row("Unit", bound.unit + span)
+    lines += row("Pinned by", entry.pins)
+    lines += row("Shows in", entry.moves)
+    return lines + row("Source", "sim/steptime/efficiencies.py; defaults by GPU: sim/data/efficiencies.yaml")
 
 
 def _concept_page(key: str, concept: Concept, engine: EngineName, version: str) -> list[str]:
