@@ -339,6 +339,16 @@ def test_command_says_capacity_replicas_and_cost(tmp_path):
     assert '"capacity"' in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("more", [[], ["--gpus", "L4,H100"], ["--rate", "5"]])
+def test_objectives_that_no_load_keeps_fail_with_the_best_that_can_be_reached(more):
+    args = ["plan", "--serve", SERVE.format(slots=8), "--bench", BENCH.format(output=8), "--gpu", "L4"]
+    args += ["--slo", "p99 ttft <= 10us", "--prompts", "100", "--seeds", "1", "--jobs", "1", *more]
+    done = CliRunner().invoke(cli.servecast, args)
+    assert done.exit_code == 1
+    assert "a request alone spends" in " ".join(done.output.split())
+    assert ("best that can be reached" in done.output) == ("--gpus" not in more)
+
+
 @pytest.mark.parametrize(
     ("more", "says"),
     [

@@ -93,6 +93,8 @@ def plan(
     \b
     servecast plan scenario.yaml --slo "p99 ttft <= 500ms" --slo "p99 tpot <= 50ms"
     servecast plan scenario.yaml --slo "p99 ttft <= 1s" --rate 40 --gpus H100,L40S --price prices.yaml
+
+    Exit status 1: no load keeps the objectives; the best that can be reached and what blocks it are printed.
     """
     from sim.cli.compare import parse_percent
     from sim.cli.outputs import check_outputs
@@ -101,6 +103,7 @@ def plan(
     from sim.planning.load_curve import Effort
     from sim.planning.mix import read_traffic
     from sim.planning.plan import Question, make_plan
+    from sim.planning.plan_report import best_found
     from sim.planning.pool import Cores
     from sim.planning.prices import read_prices
     from sim.planning.slo import parse_slos
@@ -144,6 +147,8 @@ def plan(
         profile=None if profile is None else load_profile(profile),
     )
     write_plan(answer, json_to, plot, html_to)
+    if best_found(answer) is None:
+        raise click.exceptions.Exit(1)
 
 
 def write_plan(answer: Plan, json_to: str | None, plot: Path | None, html_to: Path | None) -> None:

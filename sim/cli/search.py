@@ -69,6 +69,8 @@ def search(
     \b
     servecast search scenario.yaml --slo "p99 ttft <= 500ms" \\
       --over max-num-seqs=16..256 --over max-num-batched-tokens=1024..8192 --over tensor-parallel-size=1,2
+
+    Exit status 1: no combination keeps the objectives at any load.
     """
     from sim.cli.outputs import check_outputs
     from sim.planning.load_curve import Effort
@@ -110,3 +112,5 @@ def search(
             raise BadInput("--save", str(save), "no combination keeps the objectives: nothing to confirm")
         write_scenario_file(confirming_scenario(best, serve_line(best.scenario)), save)
         click.echo(f"scenario: {save}", err=True)
+    if result.best.found is None or result.best.found.level is None:
+        raise click.exceptions.Exit(1)
