@@ -83,7 +83,7 @@ def regime(records: RequestRecords, series: ServerSeries | None, spec: WorkloadS
     backlog = (
         np.searchsorted(arrivals, times, side="right") - np.searchsorted(firsts, times, side="right")
     ).astype(np.float64)
-    growth = float(np.polyfit(times - start, backlog, 1)[0])
+    growth = _slope(times - start, backlog)
     at_end = int(backlog[-1])
     mean = float(backlog.mean())
     trend = _trend(records.scheduled[ready], records.first_token[ready] - records.scheduled[ready])
@@ -125,6 +125,12 @@ def _closed_loop(records: RequestRecords, spec: WorkloadSpec | None) -> Regime:
     if cap is not None:
         text = f"closed loop of {cap}: the rate follows from the latency, TTFT holds for this concurrency"
     return Regime("closed-loop", served_rate=rate, sustainable_rate=rate, notes=(Note("info", "load", text),))
+
+
+def _slope(x: Floats, y: Floats) -> float:
+    """Of the straight line that fits best, by least squares."""
+    across = x - x.mean()
+    return float((across * (y - y.mean())).sum() / np.square(across).sum())
 
 
 def _trend(send: Floats, wait: Floats) -> float:
