@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from bench.audit.facts import Run
 from bench.audit.finding import QUESTIONS, Finding, exit_status, in_order, verdict
 from bench.audit.quality import cold_from_aggregates
 from bench.audit.reading import _of_result, read_material
-from bench.audit.text import WIDTH, render
+from bench.audit.text import WIDTH, render, said_once
 from cli import main
 from sim.errors import BadInput
 from sim.explain.outcome import evaluate
@@ -50,6 +51,36 @@ def test_the_published_pair(pair):
     assert verdict(findings) == "comparable with care"
     text = render(runs, findings, verdict(findings))
     assert max(map(len, text.splitlines())) <= WIDTH
+
+
+def test_what_is_found_of_several_runs_is_said_once():
+    def found(name, text, effect=""):
+        return Finding("warmup", "note", "no warm-up", text, effect, "--num-warmups 5", (name,))
+
+    both = [found("a.json", "rate 1: none", "cold"), found("b.json", "rate 2: none", "cold")]
+    labels = {"a.json": "rate 1", "b.json": "rate 2"}
+    (one,) = said_once(both, labels)
+    assert one.evidence == "rate 1 and rate 2: none"
+    assert one.effect == "cold"
+    assert one.runs == ("a.json", "b.json")
+    (one,) = said_once([both[0], found("b.json", "rate 2: two", "hot")], labels)
+    assert one.evidence == "rate 1: none; rate 2: two"
+    assert one.effect == "rate 1: cold; rate 2: hot"
+    same = {"a.json": "rate 1", "b.json": "rate 1"}
+    (one,) = said_once([both[0], found("b.json", "rate 1: none", "cold")], same)
+    assert one.evidence == "a.json and b.json: none"
+    graver = [replace(both[1], level="care"), both[0]]
+    assert said_once(graver, labels) == graver
+
+
+def test_questions_keep_their_numbers_whichever_are_open(pair):
+    findings = audit(read(pair))
+    few = [f for f in findings if f.question in ("warmup", "capacity")]
+    for some in (findings, few):
+        text = render(read(pair), some, verdict(some))
+        assert "6. Warm-ups" in text
+        assert "11. More concurrency" in text
+        assert text.count("no warm-up:") == 1
 
 
 def test_the_longest_gap_tells_the_token_budget(pair):

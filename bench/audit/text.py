@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from bench.audit.facts import Run
@@ -15,18 +15,69 @@ _MARKS: dict[Level, str] = {"ok": "ok", "note": "note", "unknown": "unknown", "c
 
 
 def render(runs: Sequence[Run], findings: Sequence[Finding], name: VerdictName) -> str:
-    """The audit as text: verdict first, then the questions in order."""
+    """The audit as text: verdict first, then the questions in order, each with a number of its own.
+
+    What is found of several runs is said once.
+    """
     lines = [f"{name.upper()}", *(f"  {run.name}: {_about(run)}" for run in runs)]
-    number = 0
-    for key, question in QUESTIONS.items():
+    labels = {run.name: run.label for run in runs}
+    for number, (key, question) in enumerate(QUESTIONS.items(), 1):
         own = [finding for finding in findings if finding.question == key]
         if not own:
             continue
-        number += 1
         lines += ["", f"{number}. {question}"]
-        for finding in own:
+        for finding in said_once(own, labels):
             lines += _block(finding)
     return "\n".join(lines)
+
+
+def said_once(findings: Sequence[Finding], labels: Mapping[str, str]) -> list[Finding]:
+    """Findings of the same level, title and advice as one, with what is each run's own beside its label.
+
+    Args:
+        labels: of the runs, by name; evidence of one run begins with it.
+    """
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.level, finding.title, finding.instead), []).append(finding)
+    return [
+        group[0]
+        if len(group) == 1
+        else replace(
+            group[0],
+            evidence=_joined([_parted(f, f.evidence, labels) for f in group]),
+            effect=_joined([_parted(f, f.effect, labels) for f in group if f.effect], only_differing=True),
+            runs=tuple(dict.fromkeys(name for f in group for name in f.runs)),
+        )
+        for group in groups.values()
+    ]
+
+
+def _parted(finding: Finding, text: str, labels: Mapping[str, str]) -> tuple[str, str]:
+    """(the run's label, or its name where others have that label too; what is said of it)."""
+    if len(finding.runs) != 1 or finding.runs[0] not in labels:
+        return "", text
+    name, label = finding.runs[0], labels[finding.runs[0]]
+    shared = list(labels.values()).count(label) > 1
+    return name if shared else label, text.removeprefix(f"{label}: ")
+
+
+def _joined(parts: Sequence[tuple[str, str]], *, only_differing: bool = False) -> str:
+    """`a and b: same; c: other`; without labels where all are the same and `only_differing`."""
+    by_text: dict[str, list[str]] = {}
+    for label, text in parts:
+        by_text.setdefault(text, []).append(label)
+    if only_differing and len(by_text) == 1:
+        return next(iter(by_text))
+    told = []
+    for text, labels in by_text.items():
+        who = [label for label in labels if label]
+        told.append(f"{_listed(who)}: {text}" if who else text)
+    return "; ".join(told)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _about(run: Run) -> str:
