@@ -8,6 +8,7 @@ and whether they invalidate.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ MAX_DRIFT = 0.05
 WARM_HITS = 0.01  # of prompt tokens, where no prompt shares a beginning with another
 COLD_FACTOR = 3.0
 COLD_FLOOR = 0.5  # s
+SHOWN = 200  # characters of a server's own words
+_SECRET = re.compile(r"(Bearer\s+)\S+|\b(?:sk|hf|pk|ghp)[-_][A-Za-z0-9_\-]{8,}", re.IGNORECASE)
 SEVERITY: tuple[Literal["INVALID", "SUSPECT", "VALID"], ...] = ("INVALID", "SUSPECT", "VALID")
 
 
@@ -101,12 +104,33 @@ def failures(result: BenchResult, records: RequestRecords, spec: WorkloadSpec, e
         return []
     classes = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()) if status != "ok")
     rate = counts["ok"] / len(records)
-    text = f"{failed} of {len(records)} requests failed ({classes})"
+    text = f"{failed} of {len(records)} requests failed ({classes}){_in_words(result, records)}"
     if counts["timeout"]:
         text += (
             "; those that timed out were at least as slow as their limit, and are missing from the figures"
         )
     return [_finding("INVALID" if rate < ev.min_success else "SUSPECT", "failures", text)]
+
+
+def _in_words(result: BenchResult, records: RequestRecords) -> str:
+    """What went wrong in the words of server or client: the commonest of each class, and how often."""
+    details = result.extra.get("requests", {}).get("detail") or ()
+    if len(details) != len(records):
+        return ""
+    told = Counter(
+        (status, " ".join(detail.split()))
+        for status, detail in zip(records.status, details, strict=True)
+        if status != "ok" and detail
+    )
+    first: dict[str, str] = {}
+    for (status, detail), count in told.most_common():
+        first.setdefault(status, f'{status}: "{without_secrets(detail)[:SHOWN]}" ({count} times)')
+    return "".join(f"; {text}" for _, text in sorted(first.items()))
+
+
+def without_secrets(text: str) -> str:
+    """`text` with what looks like a key or token replaced."""
+    return _SECRET.sub(lambda match: f"{match[1] or ''}***", text)
 
 
 def lengths(result: BenchResult, records: RequestRecords, spec: WorkloadSpec, ev: Evidence) -> list[Finding]:

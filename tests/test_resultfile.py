@@ -179,6 +179,15 @@ def test_vllms_reading_of_our_file_is_ours(tmp_path):
     np.testing.assert_allclose(back.records.itls, result.records.itls)
 
 
+def test_errors_are_told_in_the_servers_words_where_they_were_kept(tmp_path):
+    result = run(n=4, failed=2)
+    kept = replace(result, extra={**result.extra, "requests": {"detail": ["no time left", "", "", ""]}})
+    path = tmp_path / "r.json"
+    write_result(kept, path)
+    assert json.loads(path.read_text())["errors"] == ["timeout: no time left", "timeout", "", ""]
+    assert read_results(path)[0].records.status == kept.records.status
+
+
 def test_an_aggregate_file_has_no_lists(tmp_path):
     write_result(run(), tmp_path / "a.json", detailed=False)
     assert "ttfts" not in json.loads((tmp_path / "a.json").read_text())

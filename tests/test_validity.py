@@ -84,6 +84,23 @@ def test_a_few_failures_are_suspect_and_more_are_invalid():
     assert "at least as slow" in found.reasons[0].text
 
 
+def test_failures_are_told_in_the_servers_words_without_secrets():
+    rows = steady()
+    for i in (3, 4, 5):
+        said = "400: max_tokens is too\nlarge" if i != 5 else "another"
+        rows[i] = row(i, 0.05 * i, status="server_error", first_token=None, last_token=None, detail=said)
+    said = "Authorization: Bearer abc.def, key sk-0123456789abcdef " + "x" * 500
+    rows[9] = row(9, 0.45, status="refused", first_token=None, last_token=None, detail=said)
+    rows[10] = row(10, 0.5, status="timeout", first_token=None, last_token=None)
+    text = verdict(rows, requests={"detail": [r.detail for r in rows]}).reasons[0].text
+    assert 'server_error: "400: max_tokens is too large" (2 times)' in text
+    assert "another" not in text
+    assert "abc.def" not in text
+    assert "0123456789abcdef" not in text
+    assert len(text) < 600
+    assert "timeout:" not in text
+
+
 def test_the_gate_for_failures_can_be_lowered():
     rows = steady(20)
     rows[3] = row(3, 0.15, status="refused", first_token=None, last_token=None)

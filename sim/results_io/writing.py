@@ -10,7 +10,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -81,7 +81,7 @@ def result_text(result: BenchResult, detailed: bool = True) -> str:
     document.update({key: result.aggregates.get(key) for key in TOTAL_KEYS})
     records = result.records if detailed else None
     if records is not None:
-        document.update(_lists(records))
+        document.update(_lists(records, result.extra.get("requests", {}).get("detail")))
     document.update({key: result.aggregates.get(key, head.get(key)) for key in PEAK_KEYS})
     document.update({k: v for k, v in result.aggregates.items() if LATENCY_KEY.fullmatch(k)})
     document["servecast"] = {
@@ -171,8 +171,13 @@ def _traffic(identity: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _lists(records: RequestRecords) -> dict[str, Any]:
-    """One entry per request under vLLM's keys and with its conventions: a failed request has zeros."""
+def _lists(records: RequestRecords, details: Sequence[str] | None) -> dict[str, Any]:
+    """One entry per request under vLLM's keys and with its conventions: a failed request has zeros.
+
+    `details`: what went wrong with each, in the server's words, where a bench run kept them.
+    """
+    if details is None or len(details) != len(records):
+        details = [""] * len(records)
     ok = np.array([status == "ok" for status in records.status], dtype=np.bool_)
     ttfts = np.where(ok, records.first_token - records.sent, 0.0)
     return {
@@ -182,7 +187,10 @@ def _lists(records: RequestRecords) -> dict[str, Any]:
         "itls": None,  # see `_itls_text`
         "start_times": records.sent,
         "generated_texts": [""] * len(records),
-        "errors": ["" if status == "ok" else status for status in records.status],
+        "errors": [
+            "" if status == "ok" else f"{status}: {detail}" if detail else status
+            for status, detail in zip(records.status, details, strict=True)
+        ],
     }
 
 
