@@ -116,8 +116,8 @@ class VllmScheduler:
         self._num_steps += 1
         batch: list[EngineRequest] = []
         threshold = self.config.prefill_threshold(len(self.running) + self.waiting.size)
-        budget = self._token_budget - self._schedule_decodes(plan, batch)
-        budget = self._schedule_running(plan, batch, threshold, budget, plan.head)
+        seen = self._schedule_decodes(plan, batch)
+        budget = self._schedule_running(plan, batch, threshold, self._token_budget - plan.head, seen)
         if not plan.preempted:
             self._schedule_waiting(plan, batch, threshold, budget)
         if batch:
@@ -172,32 +172,33 @@ class VllmScheduler:
         """Give the first of the running requests a token each, up to one for which more is to be decided.
 
         Returns:
-            How many it were.
+            The position of that one.
         """
-        lead, starts = self._decode_lead, []
-        head = self.running[: self._token_budget]
-        for request in head:
+        lead, starts, at_limit = self._decode_lead, [], 0
+        for request in self.running[: self._token_budget]:
             start = request.num_computed_tokens
             if request.num_tokens - start != lead:
                 break
-            if start >= request.plain_until and not self._prepare_decodes(request):
-                break
+            if start >= request.plain_until:
+                if start >= request.length_limit - 1:
+                    at_limit += 1  # the step in flight brings its last token
+                    continue
+                if not self._prepare_decode(request):
+                    break
             request.num_computed_tokens = start + 1
             starts.append(start)
+            batch.append(request)
         if starts:
-            batch += head[: len(starts)]
             plan.decode_first(batch[:], starts)
-        return len(starts)
+        return len(starts) + at_limit
 
-    def _prepare_decodes(self, request: EngineRequest) -> bool:
+    def _prepare_decode(self, request: EngineRequest) -> bool:
         """Take the block that the next token of a decoding request needs, and hash the one that is full.
 
         Returns:
-            Whether that could be done; False where a limit or the room left has something to decide.
+            Whether that could be done; False if no block is free.
         """
         computed, known, table = request.num_computed_tokens, request.num_tokens, request.table
-        if computed >= request.length_limit - 1:
-            return False
         if computed == table.capacity:
             if not self.block_pool.num_free_blocks:
                 return False
