@@ -131,6 +131,7 @@ def test_the_ranking_tells_losses_so_that_no_point_has_two_loads(result):
     assert "32: 0%" in ranking
     assert f"1: -{dict(first.losses)['1']:.0%}" in ranking
     assert words_of(result.centre) in " ".join(ranking.split())
+    assert "(one seed: no interval), 1 GPU\n" in text
     assert "instead of the scenario's 50" in " ".join(text.split())
 
 

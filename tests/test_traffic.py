@@ -15,9 +15,11 @@ from sim.errors import BadInput
 from sim.planning.capacity import capacity
 from sim.planning.cluster import Member, run_cluster
 from sim.planning.daily import DailyProfile, arrivals, day_of_replicas, time_for
+from sim.planning.hardware import Candidate, operating_points
 from sim.planning.load_curve import Effort
 from sim.planning.mix import parse_traffic, read_traffic, tenant_of
 from sim.planning.plan_report import confirming_commands
+from sim.planning.prices import Prices
 from sim.planning.router import PrefixAffinity, RoundRobin
 from sim.planning.sessions import SessionShape, draw_sessions
 from sim.planning.slo import parse_slos
@@ -331,6 +333,12 @@ def test_capacity_under_conversations():
     assert found.request_rate == pytest.approx(2 * found.kept.value, rel=0.25)
     assert not any("request-rate" in c for c in confirming_commands(found))
     assert any("arrivals of sessions" in n.text for n in found.notes)
+    # At the load that was read, an hour of it costs as much per token whichever way it is counted.
+    used = tuple((k * found.kept.value, 0.1 * k) for k in (0.1, 0.5, 1.0, 1.5, 2.0))
+    only = Candidate("L4", "L4", 1, replace(found, level=found.kept, readings=used))
+    full = operating_points([only], Prices({}, any_gpu=2.0))[-1]
+    assert full.load == found.kept.value
+    assert full.per_1m_output == pytest.approx(2.0 / (found.output_rate * 3600 / 1e6))
 
 
 def test_a_day_too_short_for_a_lone_request_can_be_planned():

@@ -158,7 +158,9 @@ def operating_points(found: Sequence[Candidate], prices: Prices) -> list[Operati
         if answer is None or answer.level is None or answer.request_rate <= 0:
             continue
         hourly = prices.of(candidate.gpu) * candidate.gpus_per_replica
-        tokens = answer.output_rate / answer.request_rate  # output tokens per request
+        # Output tokens per unit of load: of traffic that is an arrival, with all the turns of its session.
+        turns = answer.request_rate / answer.kept.value if answer.traffic else 1.0
+        tokens = turns * answer.output_rate / answer.request_rate
         for replicas, load, rate in _loads(candidate, answer):
             used = answer.used_at(load)
             if used is None:

@@ -46,7 +46,10 @@ def render_plan(plan: Plan) -> str:
         gpus = replicas * plan.found.scenario.gpu_count
         lines += [
             "",
-            *render_cost(plan.bill, f"{replicas} replicas, {gpus} x {plan.found.scenario.gpu.name}"),
+            *render_cost(
+                plan.bill,
+                f"{replicas} replica{'' if replicas == 1 else 's'}, {gpus} x {plan.found.scenario.gpu.name}",
+            ),
         ]
     if plan.points and plan.question.prices is not None:
         lines += ["", *render_points(plan.points, plan.question.prices.currency)]

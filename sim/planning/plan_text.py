@@ -39,6 +39,8 @@ def answer_words(found: Capacity) -> str:
     assert found.level is not None
     unit = "" if found.level.kind == "concurrency" else " requests/s"
     value = f"{found.level.value:.0f} requests in flight" if not unit else f"{found.level.value:.3g}{unit}"
+    if found.replications < 2:
+        return f"{value} (one seed: no interval)"
     if found.low is None or found.high is None:
         return f"{value} ({found.replications} seeds)"
     return f"{value} (95 %: {found.low:.3g} to {found.high:.3g}, {found.replications} seeds)"

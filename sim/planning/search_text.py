@@ -66,10 +66,14 @@ def _trial(name: str, trial: Trial) -> list[str]:
         return [*head, *wrap(f"  no load keeps the objectives{reason}", "    ")]
     return [
         *head,
-        *wrap(f"  {answer_words(trial.found)}, {trial.found.scenario.gpu_count} GPUs", "    "),
+        *wrap(f"  {answer_words(trial.found)}, {_gpus(trial.found.scenario.gpu_count)}", "    "),
         *wrap(f"  {error_words(trial.found)}", "    "),
         *wrap(f"  binding: {binding_words(trial.found)}", "    "),
     ]
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" + ("" if count == 1 else "s")
 
 
 def confirming_scenario(found: Capacity, serve: str, share: float = 0.85) -> ScenarioInput:
