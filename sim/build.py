@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from sim.engines.sglang import args as sglang_args
 from sim.engines.vllm import args as vllm_args
 from sim.errors import BadInput
 from sim.hardware.gpus import find_gpu
+from sim.hardware.visible import visible_notes
 from sim.models.table import load_model
 from sim.models.weights import with_quantization
 from sim.provenance import Note
@@ -80,7 +80,7 @@ class ScenarioSource:
         )
         model = with_quantization(model, engine["quantization"], engine["dtype"])
         spec = self.bench.spec
-        own_notes = (*self._model_notes(), *check_lengths(spec, engine), *visible_notes(engine))
+        own_notes = (*self._model_notes(), *check_lengths(spec, engine), *self._visible_notes(engine))
         return Scenario(
             engine=engine,
             model=model,
@@ -115,6 +115,9 @@ class ScenarioSource:
         if asked is None or asked in names:
             return []
         return [Note("warning", "--model", f"the client asks for {asked}, the server has {self.model}")]
+
+    def _visible_notes(self, engine: EngineConfig) -> tuple[Note, ...]:
+        return () if engine["device"] == "cpu" else visible_notes(engine.env, gpus_needed(engine))
 
 
 def build_scenario(
@@ -213,28 +216,6 @@ def serve_of(file: str | Path | Mapping[str, Any]) -> ServeCommand:
     content = _content(file)
     command = _serve_command(None, content)
     return replace(command, model=content.model or command.model)
-
-
-def visible_notes(engine: EngineConfig) -> list[Note]:
-    """A warning where the command's own environment shows fewer GPUs than the engine takes on one host.
-
-    A list of devices ends at the first that is not there, "" or -1 being none (CUDA C++ Programming Guide,
-    environment variables).
-    """
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
-        if name not in engine.env or engine["device"] == "cpu":
-            continue
-        shown = list(
-            takewhile(lambda word: word not in ("", "-1"), re.split(r"\s*,\s*", engine.env[name].strip()))
-        )
-        needed = gpus_needed(engine)
-        if len(shown) < needed:
-            text = (
-                f"shows the engine {len(shown)} of the {needed} GPUs that it takes: on one host it cannot "
-                f"start; list {needed}, or lower the tensor-parallel size"
-            )
-            return [Note("warning", name, text)]
-    return []
 
 
 def gpus_needed(engine: EngineConfig) -> int:
