@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, dict[str, str]]] = {
             "sglang": "--max-total-tokens 24000 --schedule-conservativeness 0.05 --context-length 4096",
         },
     ),
-    # Short prompts, long outputs, and a reserve that is soon forgotten: SGLang retracts a request per request.
+    # Short prompts, long outputs, and a reserve that is soon forgotten: SGLang retracts as many as come.
     "retracting": (
         RANDOM.format(i=16, o=1000, n=1000, r=80),
         {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.fast.jit import kernel
+from sim.fast.jit import allocating, kernel
 from sim.fast.state import OWN, OWN_K
 
 ROOT = -1
@@ -99,7 +99,7 @@ def is_full(ints, nodes, more):
     return ints[MADE] - ints[SPARE] + more > len(nodes)
 
 
-@kernel
+@allocating
 def larger(nodes, leaves):
     """The same nodes with room for twice as many."""
     more_nodes, more_leaves = np.zeros((2 * len(nodes), 7), np.int64), np.zeros((2 * len(nodes), 3), np.int64)

@@ -56,6 +56,7 @@ from sim.fast.state import (
     STOP,
     TROUBLE,
     WAITING,
+    Run,
 )  # fmt: skip
 from sim.fast.tape import APART, EMISSIONS, GAPS, RUNS, SAMPLES, Tape
 from sim.loop.recorder import TtftParts
@@ -128,9 +129,10 @@ def run_compiled(
     batches, ends = np.zeros((2, MEMBERS + prepared.width), np.int64), np.zeros((2, 2))
     kernel = vllm.simulate if type(scheduler) is VllmScheduler else sglang.simulate
     counted = Beyond.none()
-    tape = kernel(
+    state = Run(
         prepared.model, counted, prepared.rows, prepared.times, ints, floats, batches, ends, np.zeros(2)
     )
+    tape = kernel(state)
     if ints[TROUBLE]:
         return None
     return _outcome(requests, prepared, tape, counted, step_time, stream_interval)

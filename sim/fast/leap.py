@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 
 from sim.fast.jit import kernel
-from sim.fast.replica import launch, next_send
+from sim.fast.replica import join, launch, next_send, stays, work_before
 from sim.fast.state import (
     AFTER,
     AT_ENGINE,
-    BEFORE_FIXED,
-    BEFORE_SEQ,
     CONTEXT,
     DECODES,
     DELAY,
     END,
+    FINISHED,
     FIRST,
     IN_FLIGHT,
     INSIDE,
@@ -29,7 +28,6 @@ from sim.fast.state import (
     NOW,
     OUTPUTS,
     PREFILL_TOKENS,
-    RUN_FIRST,
     SAMPLED,
     SENT,
     SINCE_OUTPUT,
@@ -40,33 +38,52 @@ from sim.fast.tape import EMISSIONS
 
 
 @kernel
-def next_event(times, ints):
+def next_event(run):
     """The next send of the client, or arrival at the engine, that is known of."""
-    when = next_send(times, ints)
+    ints, when = run.ints, next_send(run)
     event = when if when >= 0.0 else math.inf
-    return min(event, times[ints[INSIDE], AT_ENGINE]) if ints[INSIDE] < ints[SENT] else event
+    return min(event, run.times[ints[INSIDE], AT_ENGINE]) if ints[INSIDE] < ints[SENT] else event
 
 
 @kernel
-def outputs_to_come(rows, ints, batches, running, count, emission, overlaps):
-    """How many results end none of the running requests; 0 also if they are not one unchanging group.
-
-    With `overlaps` the batch in flight has to be theirs.
-    """
+def lasts_one_step(run, overlaps):
+    """Whether the next event comes before the result of the batch in flight."""
+    ints, ends = run.ints, run.ends
     first = ints[FIRST]
-    if ints[IN_FLIGHT] != overlaps or (overlaps and batches[first, SIZE] != count):
+    return overlaps and ints[IN_FLIGHT] and next_event(run) <= ends[first, END] + ends[first, AFTER]
+
+
+@kernel
+def outputs_to_come(run, running, count, overlaps):
+    """After how many results the first of the running requests ends; 0 if that cannot be told.
+
+    With `overlaps` the batch in flight has to be theirs, those aside who have ended since.
+    """
+    rows, ints, batches = run.rows, run.ints, run.batches
+    first = ints[FIRST]
+    size = batches[first, SIZE]
+    if ints[IN_FLIGHT] != overlaps or (overlaps and size < count):
         return 0
-    most = 1 << 30
+    most, at = 1 << 30, MEMBERS
     for i in range(count):
         r = running[i]
-        if rows[r, RUN_FIRST] < 0 or rows[r, LAST_EMISSION] != emission - 1:
-            return 0
-        if overlaps and batches[first, MEMBERS + i] != r:
-            return 0
+        if overlaps:
+            while at < MEMBERS + size and batches[first, at] >= 0 and rows[batches[first, at], FINISHED]:
+                at += 1
+            if at == MEMBERS + size or batches[first, at] != r:
+                return 0
+            at += 1
         limit = rows[r, MOST]
         if 0 < rows[r, STOP] < limit:
             limit = rows[r, STOP]
-        most = min(most, limit - rows[r, OUTPUTS] - 1)
+        most = min(most, limit - rows[r, OUTPUTS])
+    if overlaps and size > count:
+        for i in range(at, MEMBERS + size):
+            if batches[first, i] < 0 or not rows[batches[first, i], FINISHED]:
+                return 0
+        batches[first, SIZE] = count
+        for i in range(count):
+            batches[first, MEMBERS + i] = running[i]
     return most
 
 
@@ -79,31 +96,43 @@ def begin(ints, count, context):
 
 
 @kernel
-def decode_step(
-    model, counted, ints, floats, batches, ends, decode_kind, running, waiting, overlaps, warm,
-    counts, base, sizes,
-):  # fmt: skip
+def decode_step(run, decode_kind, slots, waiting, overlaps, running, tape, is_first):
     """Launch the batch once more, process the result that is due, and stream it."""
+    ints, floats, ends, counts = run.ints, run.floats, run.ends, tape.counts
     first, count = ints[FIRST], ints[DECODES]
     spare = (first + 1) % 2
-    floats[NOW] += floats[BEFORE_FIXED] + floats[BEFORE_SEQ] * count
-    launch(model, counted, ints, floats, batches, ends, spare, decode_kind, running, waiting, warm)
+    work_before(run)
+    launch(run, spare, decode_kind, slots, waiting)
     ints[IN_FLIGHT] -= 1
     due = first if overlaps else spare
     floats[NOW] = max(floats[NOW], ends[due, END]) + ends[due, AFTER]
     if overlaps:
         ends[first, END], ends[first, AFTER] = ends[spare, END], ends[spare, AFTER]
     emission = counts[EMISSIONS]
-    base[emission], sizes[emission, 0], sizes[emission, 1] = floats[NOW], count, count
+    stayed = _join_first(run, running, count, tape, emission) if is_first else count
+    tape.base[emission], tape.sizes[emission, 0], tape.sizes[emission, 1] = floats[NOW], count, stayed
     counts[EMISSIONS] = emission + 1
     ints[CONTEXT] += count
 
 
 @kernel
-def finish(rows, times, ints, floats, running, count, emission, steps):
+def _join_first(run, running, count, tape, emission):
+    """Let those join who had no token in the emission before that one. Returns how many had."""
+    rows, time, stayed = run.rows, run.floats[NOW] + run.floats[DELAY], 0
+    for i in range(count):
+        r = running[i]
+        if stays(rows, r, emission):
+            stayed += 1
+        else:
+            join(rows, run.times, run.floats, tape, r, emission, time)
+    return stayed
+
+
+@kernel
+def finish(run, running, count, emission, steps):
     """Write down what so many steps, the last of which is that emission, did to each request."""
-    time = floats[NOW] + floats[DELAY]
-    ints[SINCE_OUTPUT] = 0
+    rows, times, time = run.rows, run.times, run.floats[NOW] + run.floats[DELAY]
+    run.ints[SINCE_OUTPUT] = 0
     for i in range(count):
         r = running[i]
         rows[r, OUTPUTS] += steps

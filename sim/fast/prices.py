@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.engines.base import StepKind, StepShape
-from sim.fast.jit import borrowed, kernel
+from sim.fast.jit import kernel
 from sim.steptime.base import StepTimeModel
 from sim.steptime.roofline import RANGE_SLACK, RooflineModel
 from sim.steptime.throttle import Throttle
@@ -140,20 +140,6 @@ class Beyond(NamedTuple):
             if reason is not None:
                 found[reason] = found.get(reason, 0) + int(self.counts[which, far])
         return found
-
-
-@kernel
-def lent(model, counted):
-    """The arrays of both, borrowed."""
-    return (
-        FlatModel(
-            borrowed(model.values),
-            borrowed(model.decode_sizes),
-            borrowed(model.other_sizes),
-            borrowed(model.valid),
-        ),
-        Beyond(borrowed(counted.counts), borrowed(counted.example)),
-    )
 
 
 @kernel

@@ -10,12 +10,32 @@ import numpy as np
 
 from sim.engines.sglang.new_token_ratio import RETRACT_DECODE_STEPS
 from sim.fast.chains import EVICTABLE, PAGE, is_full, larger
-from sim.fast.jit import borrowed, kernel
-from sim.fast.prices import lent as lent_model
-from sim.fast.replica import MAX_IDLE_CALLS, deliver, launch, send_due, sleep
+from sim.fast.jit import allocating, kernel
+from sim.fast.replica import (
+    MAX_IDLE_CALLS,
+    await_result,
+    deliver,
+    is_over,
+    launch,
+    note_state,
+    send_due,
+    sleep,
+    take_in,
+    work_before,
+)
 from sim.fast.sglang_admission import new_prefill_batch
 from sim.fast.sglang_leap import leap
-from sim.fast.sglang_pool import allocate_extend, decode_fits, make_room, new_pages, release, store_unfinished
+from sim.fast.sglang_pool import (
+    allocate_extend,
+    decode_fits,
+    drop_finished,
+    end,
+    is_done,
+    make_room,
+    new_pages,
+    release,
+    store_unfinished,
+)
 from sim.fast.sglang_state import (
     AVAILABLE,
     CAN_RUN,
@@ -49,16 +69,9 @@ from sim.fast.sglang_state import (
     WAITING,
 )
 from sim.fast.state import (
-    AFTER,
-    ANSWERED,
-    ASKED,
-    AT_ENGINE,
-    BEFORE_FIXED,
-    BEFORE_SEQ,
     CHUNKED_ONE,
     CONTEXT,
     DECODES,
-    END,
     ENDED,
     FINISHED,
     FIRST,
@@ -66,10 +79,7 @@ from sim.fast.state import (
     IDLE_CALLS,
     IDLE_POLL,
     IN_FLIGHT,
-    INSIDE,
-    LATEST,
     MAX_STEPS,
-    MAX_USED,
     MEMBERS,
     MOST,
     NOW,
@@ -80,56 +90,40 @@ from sim.fast.state import (
     PREFILL,
     PREFILL_TOKENS,
     PROMPT,
-    PROMPTS,
     SAMPLED,
-    SENT,
     SIZE,
     STEPS,
-    STOP,
-    TOKENS_INSIDE,
     TROUBLE,
     note_chunk,
     push,
 )
-from sim.fast.tape import is_short, lent, longer, new_tape, sample
+from sim.fast.tape import is_short, longer, new_tape
 
 RETRACT_STEPS = RETRACT_DECODE_STEPS
 
 
-@kernel
-def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
+@allocating
+def simulate(run):
     """`Replica._loop`. ints[TROUBLE] tells whether it came to an end; returns the tape."""
+    rows, times, ints, floats, batches = run.rows, run.times, run.ints, run.floats, run.batches
     width, depth = batches.shape[1] - MEMBERS, 2 if ints[OVERLAPS] else 1
-    model, counted = lent_model(model, counted)
-    rows, times, ints, floats = borrowed(rows), borrowed(times), borrowed(ints), borrowed(floats)
-    batches, ends, warm = borrowed(batches), borrowed(ends), borrowed(warm)
     tape = new_tape(len(rows) + width + 1)
-    counts, base, sizes, gaps, runs, apart_row, apart_time, samples = lent(tape)
-    room = np.empty(len(rows) + 1 + 6 * width + ints[PAGE], np.int64)
-    lists = borrowed(room)
+    lists = np.empty(len(rows) + 1 + 6 * width + ints[PAGE], np.int64)
     running, last, can_run = lists[: 2 * width], lists[2 * width : 3 * width], lists[3 * width : 4 * width]
     got, ended, lists = lists[4 * width : 5 * width], lists[5 * width : 6 * width], lists[6 * width :]
     begun, waiting = lists[: ints[PAGE]], lists[ints[PAGE] :]
-    tree = np.zeros((6 * width + 64, 7), np.int64), np.zeros((6 * width + 64, 3), np.int64)
-    nodes, leaves = borrowed(tree[0]), borrowed(tree[1])
+    nodes, leaves = np.zeros((6 * width + 64, 7), np.int64), np.zeros((6 * width + 64, 3), np.int64)
     while not ints[TROUBLE]:
-        send_due(rows, times, ints, floats)
-        if ints[ANSWERED] == len(rows) and floats[LATEST] < floats[NOW]:
+        send_due(run)
+        if is_over(run):
             break
-        while ints[INSIDE] < ints[SENT] and times[ints[INSIDE], AT_ENGINE] <= floats[NOW]:
-            push(waiting, ints, WAITING, ints[INSIDE])
+        if take_in(run, waiting, WAITING):
             ints[IDLE] = 0
-            ints[TOKENS_INSIDE] += rows[ints[INSIDE], ASKED]
-            ints[INSIDE] += 1
-        nothing = False
         if is_full(ints, nodes, 3 * width + 8):
-            tree = larger(nodes, leaves)
-            nodes, leaves = borrowed(tree[0]), borrowed(tree[1])
-        if leap(
-            model, counted, rows, times, ints, floats, batches, ends, nodes, leaves, running, warm, counts,
-            base, sizes, samples, begun,
-        ):  # fmt: skip
+            nodes, leaves = larger(nodes, leaves)
+        if leap(run, nodes, leaves, running, tape, begun):
             continue
+        nothing = False
         if not ints[IDLE]:
             slot = (ints[FIRST] + ints[IN_FLIGHT]) % 2
             schedule(rows, times, ints, floats, batches, nodes, leaves, slot, running, last, can_run, waiting)
@@ -137,64 +131,28 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
                 ints[TROUBLE] = 1
                 break
             used = ints[TOTAL] - ints[AVAILABLE] - ints[EVICTABLE]
-            ints[MAX_USED] = max(ints[MAX_USED], used)
-            sample(counts, samples, floats[NOW], num_running(ints), ints[WAITING + 1], used / ints[TOTAL])
-            floats[NOW] += floats[BEFORE_FIXED] + floats[BEFORE_SEQ] * (ints[DECODES] + ints[PROMPTS])
+            note_state(run, tape, num_running(ints), ints[WAITING + 1], used, ints[TOTAL])
+            work_before(run)
             nothing = batches[slot, SIZE] == 0
             if not nothing:
-                decode = batches[slot, PREFILL] == 0
-                launch(
-                    model,
-                    counted,
-                    ints,
-                    floats,
-                    batches,
-                    ends,
-                    slot,
-                    decode,
-                    num_running(ints),
-                    ints[WAITING + 1],
-                    warm,
-                )
+                launch(run, slot, batches[slot, PREFILL] == 0, num_running(ints), ints[WAITING + 1])
                 if ints[IN_FLIGHT] < depth:
                     continue
         elif not ints[IN_FLIGHT]:
-            if not sleep(times, ints, floats):
+            if not sleep(run):
                 break
             continue
         if ints[IN_FLIGHT]:
-            slot = ints[FIRST]
-            ints[FIRST] = (slot + 1) % 2
-            ints[IN_FLIGHT] -= 1
-            floats[NOW] = max(floats[NOW], ends[slot, END])
+            slot = await_result(run)
             update(rows, ints, batches, nodes, leaves, slot, got, ended)
-            floats[NOW] += ends[slot, AFTER]
-            if is_short(counts, base, gaps, runs, apart_row, width):
+            if is_short(tape, width):
                 tape = longer(tape, width)
-                counts, base, sizes, gaps, runs, apart_row, apart_time, samples = lent(tape)
-            deliver(
-                rows,
-                times,
-                ints,
-                floats,
-                batches,
-                slot,
-                got,
-                ended,
-                counts,
-                base,
-                sizes,
-                gaps,
-                runs,
-                apart_row,
-                apart_time,
-            )
+            deliver(run, slot, got, ended, tape)
         elif nothing:
             ints[IDLE_CALLS] += 1
             ints[TROUBLE] |= ints[IDLE_CALLS] > MAX_IDLE_CALLS
         if nothing and num_running(ints) + ints[WAITING + 1]:
             floats[NOW] += floats[IDLE_POLL]
-    room[0] = tree[0][0, 0] = tree[1][0, 0] = 0  # what was borrowed from them is used no more
     return tape
 
 
@@ -237,18 +195,6 @@ def schedule(rows, times, ints, floats, batches, nodes, leaves, slot, running, l
 
 
 @kernel
-def _drop_finished(rows, ints, running):
-    """Returns whether anything left."""
-    kept, before = 0, ints[RUNNING]
-    for i in range(before):
-        if not rows[running[i], FINISHED]:
-            running[kept] = running[i]
-            kept += 1
-    ints[RUNNING], ints[SOME_FINISHED] = kept, 0
-    return kept < before
-
-
-@kernel
 def _merge_last_prefill(rows, ints, nodes, leaves, running, last):
     chunked = ints[CHUNKED]
     if chunked != NOBODY and rows[chunked, STOPS_AT] > rows[chunked, PREFIX]:
@@ -269,7 +215,7 @@ def _merge_last_prefill(rows, ints, nodes, leaves, running, last):
             ints[PREFILL_ONLY] &= ints[LAST_PREFILL_ONLY]
         ints[RUNNING] += ready
     if ints[PREFILL_ONLY]:
-        _drop_finished(rows, ints, running)
+        drop_finished(rows, ints, running)
         if not ints[RUNNING]:
             ints[IS_FULL] = 0
 
@@ -305,7 +251,7 @@ def _launch_prefill(rows, ints, batches, nodes, leaves, slot, last, can_run):
 
 @kernel
 def _update_running(rows, ints, floats, nodes, leaves, running, waiting):
-    shrank = ints[SOME_FINISHED] and _drop_finished(rows, ints, running)
+    shrank = ints[SOME_FINISHED] and drop_finished(rows, ints, running)
     if not ints[RUNNING]:
         ints[IS_FULL] = 0
         return
@@ -318,7 +264,7 @@ def _update_running(rows, ints, floats, nodes, leaves, running, waiting):
         ints[IS_FULL] = 0
 
 
-@kernel
+@allocating
 def _retract(rows, ints, floats, nodes, leaves, running, waiting):
     """`retract_decode`: the fewest outputs go first, among equals the longest prompt."""
     count = ints[RUNNING]
@@ -376,14 +322,11 @@ def update(rows, ints, batches, nodes, leaves, slot, got, ended):
         r = batches[slot, MEMBERS + i]
         if r < 0 or rows[r, FINISHED] or rows[r, RETRACTED]:
             continue
-        outputs = rows[r, OUTPUTS] = rows[r, OUTPUTS] + 1
+        rows[r, OUTPUTS] += 1
         got[num_got] = r
         num_got += 1
-        if outputs == rows[r, STOP] or outputs >= rows[r, MOST]:
-            rows[r, FINISHED], rows[r, HOLDS_SLOT] = 1, 0
-            ints[FREE_SLOTS] += 1
-            ints[SOME_FINISHED] = 1
-            release(rows, ints, nodes, leaves, r, True)
+        if is_done(rows, r):
+            end(rows, ints, nodes, leaves, r)
             ended[num_ended] = r
             num_ended += 1
         elif i < batches[slot, NUM_PREFILL]:

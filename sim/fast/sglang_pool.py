@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from sim.fast.chains import PAGE, ROOT, evict, insert, lock, unlock
 from sim.fast.jit import kernel
-from sim.fast.sglang_state import AVAILABLE, CAN_RUN, KV, NODE, OWNED, PREFIX, START, STOPS_AT
-from sim.fast.state import PROMPT, TROUBLE
+from sim.fast.sglang_state import (
+    AVAILABLE,
+    CAN_RUN,
+    FREE_SLOTS,
+    HOLDS_SLOT,
+    KV,
+    NODE,
+    OWNED,
+    PREFIX,
+    RUNNING,
+    SOME_FINISHED,
+    START,
+    STOPS_AT,
+)
+from sim.fast.state import FINISHED, MOST, OUTPUTS, PROMPT, STOP, TROUBLE
 
 
 @kernel
@@ -84,3 +97,31 @@ def release(rows, ints, nodes, leaves, r, store):
     unlock(ints, nodes, leaves, rows[r, NODE])
     rows[r, NODE] = ROOT
     rows[r, KV] = rows[r, OWNED] = rows[r, PREFIX] = 0
+
+
+@kernel
+def is_done(rows, r):
+    """Whether a request's latest output was its last."""
+    outputs = rows[r, OUTPUTS]
+    return outputs == rows[r, STOP] or outputs >= rows[r, MOST]
+
+
+@kernel
+def end(rows, ints, nodes, leaves, r):
+    """A result ended a request."""
+    rows[r, FINISHED], rows[r, HOLDS_SLOT] = 1, 0
+    ints[FREE_SLOTS] += 1
+    ints[SOME_FINISHED] = 1
+    release(rows, ints, nodes, leaves, r, True)
+
+
+@kernel
+def drop_finished(rows, ints, running):
+    """Keep the running requests that have not ended. Returns whether anything left."""
+    kept, before = 0, ints[RUNNING]
+    for i in range(before):
+        if not rows[running[i], FINISHED]:
+            running[kept] = running[i]
+            kept += 1
+    ints[RUNNING], ints[SOME_FINISHED] = kept, 0
+    return kept < before

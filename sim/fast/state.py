@@ -7,10 +7,13 @@ faster than many, or than objects.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.fast.jit import kernel
+from sim.fast.prices import Beyond, FlatModel
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,6 +56,27 @@ SIZE, NUM_PREFILL, CHUNKED_ONE, PREFILL, MEMBERS = range(5)
 END, AFTER = range(2)
 
 SLOTS, BUDGET, KV = range(3)
+
+
+class Run(NamedTuple):
+    """All that a run consists of, whichever the engine.
+
+    Attributes:
+        model: prices the steps.
+        beyond: counts those out of its range.
+        rows, times, ints, floats, batches, ends: see above.
+        warm: see `sim.fast.prices.price`.
+    """
+
+    model: FlatModel
+    beyond: Beyond
+    rows: Ints
+    times: Floats
+    ints: Ints
+    floats: Floats
+    batches: Ints
+    ends: Floats
+    warm: Floats
 
 
 @kernel

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.fast.jit import borrowed, kernel
+from sim.fast.jit import allocating, kernel
 
 EMISSIONS, GAPS, RUNS, APART, SAMPLES, OFFERED, STRIDE = range(7)
 SAMPLE_LIMIT = 4096
@@ -39,7 +39,7 @@ class Tape(NamedTuple):
     samples: NDArray[np.float64]
 
 
-@kernel
+@allocating
 def new_tape(room):
     """An empty tape; `room` is the least for which no array has to grow at once."""
     counts = np.zeros(7, np.int64)
@@ -57,32 +57,24 @@ def new_tape(room):
 
 
 @kernel
-def lent(tape):
-    """Its arrays, borrowed."""
-    return Tape(
-        borrowed(tape.counts),
-        borrowed(tape.base),
-        borrowed(tape.sizes),
-        borrowed(tape.gaps),
-        borrowed(tape.runs),
-        borrowed(tape.apart_row),
-        borrowed(tape.apart_time),
-        borrowed(tape.samples),
-    )
-
-
-@kernel
-def is_short(counts, base, gaps, runs, apart_row, more):
+def is_short(tape, more):
     """Whether any array has room for fewer than that many further entries."""
+    counts = tape.counts
     return (
-        counts[EMISSIONS] + more > len(base)
-        or counts[GAPS] + more > len(gaps)
-        or counts[RUNS] + 2 * more > len(runs)
-        or counts[APART] + more > len(apart_row)
+        counts[EMISSIONS] + more > len(tape.base)
+        or counts[APART] + more > len(tape.apart_row)
+        or lacks_room(tape, more)
     )
 
 
 @kernel
+def lacks_room(tape, more):
+    """Whether gaps or runs have room for fewer than that many further entries."""
+    counts = tape.counts
+    return counts[GAPS] + more > len(tape.gaps) or counts[RUNS] + 2 * more > len(tape.runs)
+
+
+@allocating
 def longer(tape, more):
     """The same tape with room for that many further entries of each sort."""
     counts = tape.counts
@@ -107,16 +99,18 @@ def _room(now, needed):
 
 
 @kernel
-def add_run(counts, runs, row, first, last):
+def add_run(tape, row, first, last):
     """A request was served by these consecutive emissions."""
+    counts, runs = tape.counts, tape.runs
     at = counts[RUNS]
     runs[at, 0], runs[at, 1], runs[at, 2] = row, first, last
     counts[RUNS] = at + 1
 
 
 @kernel
-def sample(counts, samples, time, running, waiting, usage):
+def sample(tape, time, running, waiting, usage):
     """A queue state, kept if it is its turn."""
+    counts, samples = tape.counts, tape.samples
     if counts[OFFERED] % counts[STRIDE] == 0:
         at = counts[SAMPLES]
         samples[at, 0], samples[at, 1], samples[at, 2], samples[at, 3] = time, running, waiting, usage
@@ -124,7 +118,8 @@ def sample(counts, samples, time, running, waiting, usage):
         if at == SAMPLE_LIMIT:
             at = SAMPLE_LIMIT // 2
             for i in range(at):
-                samples[i] = samples[2 * i]
+                for column in range(4):
+                    samples[i, column] = samples[2 * i, column]
             counts[STRIDE] *= 2
         counts[SAMPLES] = at
     counts[OFFERED] += 1

@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.fast.jit import borrowed, kernel
-from sim.fast.prices import lent as lent_model
-from sim.fast.replica import MAX_IDLE_CALLS, deliver, launch, send_due, sleep
+from sim.fast.jit import allocating, kernel
+from sim.fast.replica import (
+    MAX_IDLE_CALLS,
+    await_result,
+    deliver,
+    is_over,
+    launch,
+    note_state,
+    send_due,
+    sleep,
+    take_in,
+    work_before,
+)
 from sim.fast.state import (
-    AFTER,
-    ANSWERED,
     ASKED,
-    AT_ENGINE,
-    BEFORE_FIXED,
-    BEFORE_SEQ,
     CONTEXT,
     DECODES,
-    END,
     ENDED,
     FINISHED,
     FIRST,
@@ -27,10 +31,7 @@ from sim.fast.state import (
     IDLE_CALLS,
     IDLE_POLL,
     IN_FLIGHT,
-    INSIDE,
-    LATEST,
     MAX_STEPS,
-    MAX_USED,
     MEMBERS,
     MOST,
     NOW,
@@ -39,22 +40,18 @@ from sim.fast.state import (
     PREEMPTIONS,
     PREFILL_TOKENS,
     PROMPT,
-    PROMPTS,
     SAMPLED,
-    SENT,
     SIZE,
     STEPS,
     STOP,
-    TOKENS_INSIDE,
     TROUBLE,
     note_admission,
     note_chunk,
     pop,
-    push,
     push_front,
     remove,
 )
-from sim.fast.tape import is_short, lent, longer, new_tape, sample
+from sim.fast.tape import is_short, longer, new_tape
 from sim.fast.vllm_leap import leap
 from sim.fast.vllm_pool import allocate, free, num_waiting, register
 from sim.fast.vllm_state import (
@@ -87,101 +84,56 @@ from sim.fast.vllm_state import (
 )
 
 
-@kernel
-def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
+@allocating
+def simulate(run):
     """`Replica._loop`. ints[TROUBLE] tells whether it came to an end; returns the tape."""
+    rows, times, ints, floats, batches = run.rows, run.times, run.ints, run.floats, run.batches
     width, depth = batches.shape[1] - MEMBERS, 2 if ints[IS_ASYNC] else 1
-    model, counted = lent_model(model, counted)
-    rows, times, ints, floats = borrowed(rows), borrowed(times), borrowed(ints), borrowed(floats)
-    batches, ends, warm = borrowed(batches), borrowed(ends), borrowed(warm)
     tape = new_tape(len(rows) + width + 1)
-    counts, base, sizes, gaps, runs, apart_row, apart_time, samples = lent(tape)
     queue = len(rows) + 1
-    room = np.empty(2 * queue + 3 * width + ints[BLOCK], np.int64)
-    lists = borrowed(room)
+    lists = np.empty(2 * queue + 3 * width + ints[BLOCK], np.int64)
     waiting, skipped, lists = lists[:queue], lists[queue : 2 * queue], lists[2 * queue :]
     if not ints[SEPARATE]:
         skipped = waiting
     running, got, ended = lists[:width], lists[width : 2 * width], lists[2 * width : 3 * width]
     begun = lists[3 * width :]
     while not ints[TROUBLE]:
-        send_due(rows, times, ints, floats)
-        if ints[ANSWERED] == len(rows) and floats[LATEST] < floats[NOW]:
+        send_due(run)
+        if is_over(run):
             break
-        while ints[INSIDE] < ints[SENT] and times[ints[INSIDE], AT_ENGINE] <= floats[NOW]:
-            push(waiting, ints, WAITING, ints[INSIDE])
-            ints[TOKENS_INSIDE] += rows[ints[INSIDE], ASKED]
-            ints[INSIDE] += 1
-        nothing = False
-        if leap(
-            model, counted, rows, times, ints, floats, batches, ends, running, warm, counts, base, sizes,
-            samples, begun,
-        ):  # fmt: skip
+        take_in(run, waiting, WAITING)
+        if leap(run, running, tape, begun):
             continue
+        nothing = False
         if ints[RUNNING] or num_waiting(ints) or ints[UNANNOUNCED]:
             slot = (ints[FIRST] + ints[IN_FLIGHT]) % 2
-            schedule(rows, times, ints, floats, batches, slot, running, waiting, skipped)
+            schedule(rows, times, ints, floats, batches, slot, running, waiting, skipped, got)
             if ints[TROUBLE] or ints[STEPS] >= ints[MAX_STEPS]:
                 ints[TROUBLE] = 1
                 break
             used, total = (ints[USABLE] - ints[FREE]) * ints[BLOCK], ints[USABLE] * ints[BLOCK]
-            ints[MAX_USED] = max(ints[MAX_USED], used)
-            sample(counts, samples, floats[NOW], ints[RUNNING], num_waiting(ints), used / total)
-            floats[NOW] += floats[BEFORE_FIXED] + floats[BEFORE_SEQ] * (ints[DECODES] + ints[PROMPTS])
+            note_state(run, tape, ints[RUNNING], num_waiting(ints), used, total)
+            work_before(run)
             nothing = batches[slot, SIZE] == 0
             if not nothing:
-                launch(
-                    model,
-                    counted,
-                    ints,
-                    floats,
-                    batches,
-                    ends,
-                    slot,
-                    False,
-                    ints[RUNNING],
-                    num_waiting(ints),
-                    warm,
-                )
+                launch(run, slot, False, ints[RUNNING], num_waiting(ints))
                 if ints[IN_FLIGHT] < depth:
                     continue
         elif not ints[IN_FLIGHT]:
-            if not sleep(times, ints, floats):
+            if not sleep(run):
                 break
             continue
         if ints[IN_FLIGHT]:
-            slot = ints[FIRST]
-            ints[FIRST] = (slot + 1) % 2
-            ints[IN_FLIGHT] -= 1
-            floats[NOW] = max(floats[NOW], ends[slot, END])
+            slot = await_result(run)
             update(rows, ints, batches, slot, running, waiting, skipped, got, ended)
-            floats[NOW] += ends[slot, AFTER]
-            if is_short(counts, base, gaps, runs, apart_row, width):
+            if is_short(tape, width):
                 tape = longer(tape, width)
-                counts, base, sizes, gaps, runs, apart_row, apart_time, samples = lent(tape)
-            deliver(
-                rows,
-                times,
-                ints,
-                floats,
-                batches,
-                slot,
-                got,
-                ended,
-                counts,
-                base,
-                sizes,
-                gaps,
-                runs,
-                apart_row,
-                apart_time,
-            )
+            deliver(run, slot, got, ended, tape)
         elif nothing:
             ints[IDLE_CALLS] += 1
             ints[TROUBLE] |= ints[IDLE_CALLS] > MAX_IDLE_CALLS
-        if nothing and (ints[RUNNING] or num_waiting(ints)):
+        if nothing and ints[RUNNING] + num_waiting(ints):
             floats[NOW] += floats[IDLE_POLL]
-    room[0] = 0  # what was borrowed from it is used no more
     return tape
 
 
@@ -189,8 +141,8 @@ def simulate(model, counted, rows, times, ints, floats, batches, ends, warm):
 
 
 @kernel
-def schedule(rows, times, ints, floats, batches, slot, running, waiting, skipped):
-    """Decide the next batch."""
+def schedule(rows, times, ints, floats, batches, slot, running, waiting, skipped, aside):
+    """Decide the next batch; `aside` has room for those who wait for results in flight."""
     ints[PREFILL_TOKENS : SAMPLED + 1] = 0
     batches[slot, :MEMBERS] = 0
     threshold = _threshold(ints)
@@ -198,8 +150,8 @@ def schedule(rows, times, ints, floats, batches, slot, running, waiting, skipped
     ints[BLOCKED] = 0
     if not preempted:
         _schedule_waiting(
-            rows, times, ints, floats, batches, slot, running, waiting, skipped, threshold, budget
-        )
+            rows, times, ints, floats, batches, slot, running, waiting, skipped, aside, threshold, budget
+        )  # fmt: skip
     ints[UNANNOUNCED] = 0
     if not (batches[slot, SIZE] or preempted or ints[IN_FLIGHT]):
         ints[TROUBLE] |= ints[RUNNING] + num_waiting(ints) > 0
@@ -306,15 +258,17 @@ def _preempt(rows, ints, batches, running, waiting):
 
 
 @kernel
-def _schedule_waiting(rows, times, ints, floats, batches, slot, running, waiting, skipped, threshold, budget):
-    aside = [0 for _ in range(0)]
-    before = ints[RUNNING]
+def _schedule_waiting(
+    rows, times, ints, floats, batches, slot, running, waiting, skipped, aside, threshold, budget
+):  # fmt: skip
+    before, num_aside = ints[RUNNING], 0
     while num_waiting(ints) and budget > 0 and ints[RUNNING] < ints[MAX_RUNNING]:
         at = SKIPPED if ints[SEPARATE] and ints[SKIPPED + 1] else WAITING
         queue = skipped if at == SKIPPED else waiting
         r = queue[ints[at]]
         if rows[r, STALE]:
-            aside.append(pop(queue, ints, at))
+            aside[num_aside] = pop(queue, ints, at)
+            num_aside += 1
             continue
         known, hit = rows[r, PROMPT] + rows[r, OUTPUTS], rows[r, LEFT]
         whole = (known + ints[BLOCK] - 1) // ints[BLOCK]
@@ -342,9 +296,9 @@ def _schedule_waiting(rows, times, ints, floats, batches, slot, running, waiting
     # The same decodes leave the same budget next time, and free blocks only become fewer.
     decodes_only = ints[DECODES] == ints[RUNNING] == batches[slot, SIZE]
     left = num_waiting(ints)
-    ints[BLOCKED] = left > 0 and decodes_only and ints[RUNNING] == before and len(aside) == 0
+    ints[BLOCKED] = left > 0 and decodes_only and ints[RUNNING] == before and num_aside == 0
     at = SKIPPED if ints[SEPARATE] else WAITING
-    for i in range(len(aside) - 1, -1, -1):
+    for i in range(num_aside - 1, -1, -1):
         push_front(skipped, ints, at, aside[i])
 
 
