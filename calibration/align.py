@@ -8,7 +8,7 @@ a microsecond waits for the next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +23,11 @@ Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 MIN_AGREEMENT = 0.2
+# How many steps may lie between two first tokens for these to be compared: few, where the replay's steps may
+# be some percent off, and it would count one too many or too few.
+NEAR, APART = 8, 64
+PAUSE = 2e-3  # between two steps, the host may let the device wait this long [s]
+SAME_STEP = 1e-4  # tokens of one step reach the client within this [s]
 PIECE = 16  # gaps per row where every token's time is known: short enough to tell kinds of steps apart
 
 
@@ -78,28 +83,37 @@ class Rows:
         return Rows(**{name: getattr(self, name)[keep] for name in self.__slots__})
 
 
-def align(run: Replay, measured: PerRequest, front: FrontEnd) -> Rows:
+def align(run: Replay, measured: PerRequest, front: FrontEnd, near: int = APART) -> Rows:
     """Rows of one run: a TTFT per request, and its decode: whole, or in pieces where token times are known.
 
     Args:
         run: the replay of these requests at the current coefficients.
         measured: in the order of `run.records`; NaN leaves a row out.
         front: the front end that the replay ran with.
+        near: first tokens of requests that found the engine at work are compared with the one before, if that
+            came out of one of this many steps before.
     """
     prompt_lens = np.array([r.prompt_len for r in measured.requests], dtype=np.int64)
     served = np.array([len(steps) > 0 for steps in run.token_steps])
     heads, bodies = _same_company(run, measured)
     index = np.flatnonzero(served & ~np.isnan(measured.ttft) & heads)
-    return join(
-        [_first_tokens(run, measured.ttft, front, prompt_lens, index), _decodes(run, measured, bodies)]
-    )
+    rows = _first_tokens(run, measured.ttft, front, prompt_lens, index)
+    waited, between = _after_first_tokens(run, measured, index[rows.before >= 0], near)
+    # A replay at the measured pace has the running step end as much earlier as the way back is longer.
+    held = rows.before >= 0
+    back = np.where(held, front.output_delay, 0.0)
+    rows = replace(rows, delays=np.where(held, 0.0, 1.0), fixed=rows.fixed + back)
+    return join([rows.select(~np.isin(index, waited)), between, _decodes(run, measured, bodies)])
 
 
 def _same_company(run: Replay, measured: PerRequest) -> tuple[Flags, Flags]:
     """Whose intervals saw as many other requests' first tokens in the replay as in the measurement.
 
     The others' rows would book a prompt on the wrong interval; such noise in what a row contains makes every
-    prompt look cheaper than it is. Where hardly any row agrees, all are kept.
+    prompt look cheaper than it is. First tokens that the replay has at an interval's very ends may count or
+    not: they came out of the same step, and noise alone decides which of them a client saw first. To keep
+    only those that came in the replay's order would keep the late ones. Where hardly any row agrees, all are
+    kept.
 
     Returns:
         For first tokens and for decodes, shape (requests,).
@@ -110,18 +124,25 @@ def _same_company(run: Replay, measured: PerRequest) -> tuple[Flags, Flags]:
     both = ~np.isnan(first) & ~np.isnan(ours_first)
     known, ours = np.sort(first[both]), np.sort(ours_first[both])
 
-    def inside(times: Floats, begin: Floats, end: Floats) -> Ints:
-        slack = 1e-4  # tokens of one step reach the client within this [s]
-        count = np.searchsorted(times, end + slack) - np.searchsorted(times, begin + slack)
-        return np.asarray(count, dtype=np.int64)
+    def agree(begin: Floats, end: Floats, our_begin: Floats, our_end: Floats) -> Flags:
+        seen = _within(known, begin, end)
+        fewest = _within(ours, our_begin + SAME_STEP, our_end - SAME_STEP)
+        most = _within(ours, our_begin - SAME_STEP, our_end + SAME_STEP)
+        return np.asarray((seen >= fewest) & (seen <= most), dtype=np.bool_)
 
-    heads = inside(known, sent, first) == inside(ours, sent, ours_first)
-    bodies = inside(known, first, last) == inside(ours, ours_first, ours_last)
+    heads = agree(sent, first, sent, ours_first)
+    bodies = agree(first, last, ours_first, ours_last)
     enough = MIN_AGREEMENT * int(both.sum())
     return (
         heads if (heads & both).sum() > enough else np.ones_like(heads),
         bodies if (bodies & both).sum() > enough else np.ones_like(bodies),
     )
+
+
+def _within(times: Floats, begin: Floats, end: Floats) -> Ints:
+    """How many of the sorted `times` lie in each (begin, end]."""
+    found = np.searchsorted(times, end, side="right") - np.searchsorted(times, begin, side="right")
+    return np.asarray(found, dtype=np.int64)
 
 
 def step_rows(seconds: Floats, host: Floats) -> Rows:
@@ -181,6 +202,51 @@ def _first_tokens(run: Replay, measured: Floats, front: FrontEnd, prompt_lens: I
         time=records.first_token[index],
         tokens=np.ones(len(index)),
     )
+
+
+def _after_first_tokens(run: Replay, measured: PerRequest, waiting: Ints, near: int) -> tuple[Ints, Rows]:
+    """For requests that found the engine at work: from another's first token to theirs.
+
+    What was left of the running step when they came nobody measured, and a coefficient that is off moves it
+    as far as their own first token the other way. From the step of the first token before theirs on, every
+    step counts whole, and what is outside the engine cancels.
+
+    Args:
+        waiting: which requests, by index.
+
+    Returns:
+        The requests for which there was such a token, and their rows.
+    """
+    records, ends = run.records, run.start + run.duration
+    first_step = np.array([steps[0] if len(steps) else -1 for steps in run.token_steps], dtype=np.int64)
+    seen = records.sent + measured.ttft
+    known = np.flatnonzero((first_step >= 0) & ~np.isnan(seen))
+    known = known[np.argsort(first_step[known], kind="stable")]
+    at = np.searchsorted(first_step[known], first_step[waiting], side="left") - 1
+    earlier = known[np.maximum(at, 0)]
+    # Idle in between, the engine waited for somebody to come.
+    idle = np.concatenate(([0.0], np.cumsum(np.maximum(0.0, run.start[1:] - ends[:-1] - PAUSE))))
+    chosen = (at >= 0) & (first_step[waiting] - first_step[earlier] <= near)
+    chosen &= idle[first_step[waiting]] == idle[np.maximum(first_step[earlier], 0)]
+    waiting, earlier = waiting[chosen], earlier[chosen]
+    first, last = first_step[earlier], first_step[waiting]
+    total = np.concatenate(([0.0], np.cumsum(run.duration)))
+    zeros = np.zeros(len(waiting))
+    rows = Rows(
+        kind=np.zeros(len(waiting), dtype=np.int64),
+        measured=seen[waiting] - seen[earlier],
+        first=first + 1,
+        last=last,
+        before=np.full(len(waiting), -1),
+        share=zeros,
+        requests=zeros,
+        prompt_tokens=zeros,
+        delays=zeros,
+        fixed=ends[last] - ends[first] - (total[last + 1] - total[first + 1]),
+        time=ends[last],
+        tokens=np.ones(len(waiting)),
+    )
+    return waiting, rows
 
 
 def _front_work(sent: Floats, at_engine: Floats, front: FrontEnd, prompt_lens: Ints) -> tuple[Floats, Floats]:

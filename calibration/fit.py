@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.align import align, step_rows
+from calibration.align import APART, NEAR, align, step_rows
 from calibration.evidence import ClientRun, Evidence, PerRequest, StepRun, check_together
 from calibration.parameters import Prior, Space, default_prior, space_of
-from calibration.regress import AlignedRun, Estimate, regress
-from calibration.replay import Pace, account_of, replay
+from calibration.regress import SCALE_FLOOR, AlignedRun, Estimate, block_means, regress
+from calibration.replay import Pace, account_of, replay, run_once
 from calibration.result import SILENT, STRUCTURE_FLOOR, FitResult, statuses, unexplained
 from calibration.search import search, targets
 from sim.engines.base import StepShape
@@ -26,13 +26,14 @@ from sim.steptime.throttle import warmth
 
 Floats = NDArray[np.float64]
 
-# The first rounds find the way: part of each run, replayed at the measured pace. Later ones leave the pace to
-# the coefficients, which by then keep it better than a mean gap per request can tell it, and go on until no
-# coefficient moves by more than a share of its own uncertainty.
-PACED_ROUNDS = 2
-PACED_SHARE = 0.25
+# The first rounds find the way with part of each run. Later ones compare first tokens that lie further apart,
+# and go on until no coefficient moves by more than a share of its own uncertainty.
+FIRST_ROUNDS = 2
+FIRST_SHARE = 0.25
 MOST_ROUNDS = 6
 SETTLED = 0.3
+BACK = "output_delay"
+FEW_BACK = 8  # blocks of time whose first tokens are compared as a whole
 FEW = 300  # requests of a run that are always replayed
 
 
@@ -127,21 +128,23 @@ class _Aligner:
         rounds = 0 if any(isinstance(e, ClientRun) for e in self._evidence) else MOST_ROUNDS - 1
         while rounds < MOST_ROUNDS:
             rounds += 1
-            paced = rounds <= PACED_ROUNDS
-            at, share = space.unpack(vector), PACED_SHARE if paced else 1.0
-            runs = [self._line_up(i, at, share, paced) for i in range(len(self._evidence))]
+            first = rounds <= FIRST_ROUNDS
+            at = space.unpack(vector)
+            runs = [self._line_up(i, at, first) for i in range(len(self._evidence))]
             estimate = regress(runs, space, vector)
             moved = np.abs(estimate.vector - vector) / np.sqrt(np.diag(estimate.covariance))
             vector = estimate.vector
-            if rounds > PACED_ROUNDS + 1 and float(moved.max()) < SETTLED:
+            if rounds > FIRST_ROUNDS + 1 and float(moved.max()) < SETTLED:
                 break
         assert estimate is not None
         quiet = self._silent(estimate)
         if quiet and len(quiet) < len(space.names):
             estimate = self._without(runs, estimate, quiet)
+        if BACK in space.names and BACK not in quiet:
+            estimate = self._way_back(estimate)
         return self._result(runs, estimate, rounds)
 
-    def _line_up(self, index: int, efficiencies: Efficiencies, share: float, paced: bool) -> AlignedRun:
+    def _line_up(self, index: int, efficiencies: Efficiencies, first: bool) -> AlignedRun:
         evidence, base = self._evidence[index], self._bases[index]
         model = replace(base, efficiencies=efficiencies)
         if isinstance(evidence, StepRun):
@@ -153,21 +156,54 @@ class _Aligner:
             start = evidence.start
         else:
             assert evidence.requests is not None
-            requests = first_part(evidence.requests, share)
+            requests = first_part(evidence.requests, FIRST_SHARE if first else 1.0)
             run = replay(
                 evidence.scenario,
                 requests.requests,
                 model,
                 account_of(evidence.scenario),
-                pace=pace_of(requests, efficiencies.output_delay) if paced else None,
+                pace=pace_of(requests, efficiencies.output_delay),
             )
             self._shapes[index] = run.shapes
-            rows = align(run, requests, efficiencies.front_end)
+            rows = align(run, requests, efficiencies.front_end, NEAR if first else APART)
             start = run.start
         shapes = ShapeArrays.of(self._shapes[index], base.cost, base.buckets)
         cool, hot = device_seconds(model, shapes), heating(model, shapes)
         warm = warmth(hot, start, cool, efficiencies.throttle, efficiencies.throttle_relax)
         return AlignedRun(rows, shapes, base, warm)
+
+    def _way_back(self, estimate: Estimate) -> Estimate:
+        """The way to the client as all first tokens see it, each estimate with its own precision.
+
+        Rows know it from requests that found an idle engine, which may be few and have to wake it. So the
+        runs are replayed once more, at the pace of the coefficients, and first tokens compared as a whole.
+        """
+        at = self._space.unpack(estimate.vector)
+        off: list[Floats] = []
+        usual: list[float] = []
+        for evidence, base in zip(self._evidence, self._bases, strict=True):
+            if isinstance(evidence, StepRun) or evidence.requests is None:
+                continue
+            requests, model = evidence.requests, replace(base, efficiencies=at)
+            records = run_once(
+                evidence.scenario, requests.requests, model, account_of(evidence.scenario)
+            ).records
+            late = requests.ttft - (records.first_token - records.sent)
+            usual.append(float(np.nanmedian(requests.ttft)))
+            off.append(block_means(late, records.sent))
+        found = np.concatenate(off) if off else np.empty(0)
+        if len(found) < FEW_BACK:
+            return estimate
+        index = self._space.names.index(BACK)
+        vector, covariance = estimate.vector.copy(), estimate.covariance.copy()
+        floor = SCALE_FLOOR * float(np.mean(usual))
+        noise = float(np.var(found, ddof=1)) / len(found) + floor**2
+        gain = covariance[index, index] / (covariance[index, index] + noise)
+        low, high = self._space.bounds()
+        vector[index] = np.clip(vector[index] + gain * float(np.median(found)), low[index], high[index])
+        covariance[index, :] *= np.sqrt(1.0 - gain)
+        covariance[:, index] *= np.sqrt(1.0 - gain)
+        return replace(estimate, vector=vector, covariance=covariance)
 
     def _silent(self, estimate: Estimate) -> tuple[str, ...]:
         share = np.sqrt(np.diag(estimate.covariance)) / self._space.deviations()
@@ -221,13 +257,17 @@ def first_part(requests: PerRequest, share: float) -> PerRequest:
 
 def pace_of(requests: PerRequest, output_delay: float) -> Pace:
     """The engine's pace: tokens left it `output_delay` before the client had them."""
-    first, gap = {}, {}
+    tokens = {}
     for i, request in enumerate(requests.requests):
-        count = int(requests.output_len[i])
-        if count > 1 and not np.isnan(requests.decode[i]):
-            first[request.request_id] = request.arrival + float(requests.ttft[i]) - output_delay
-            gap[request.request_id] = float(requests.decode[i]) / (count - 1)
-    return Pace(first, gap)
+        if np.isnan(requests.ttft[i]):
+            continue
+        first = request.arrival + float(requests.ttft[i]) - output_delay
+        times = requests.token_times[i]
+        if len(times) == requests.output_len[i] > 0:
+            tokens[request.request_id] = dict(enumerate((first - times[0] + times).tolist(), 1))
+        else:
+            tokens[request.request_id] = {1: first}
+    return Pace(tokens)
 
 
 def _structure(runs: Sequence[AlignedRun], efficiencies: Efficiencies) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 from calibration.align import Rows
 from calibration.descent import bounded_step
@@ -19,12 +20,17 @@ from sim.steptime.throttle import throttled
 Floats = NDArray[np.float64]
 
 HUBER = 2.0  # residuals beyond this many standard deviations pull no harder
-BLOCK_SECONDS = 10.0  # errors of requests that share steps are not independent; blocks of this length are
+# At last, those beyond this many do not pull at all: such rows hold other steps than were measured.
+TUKEY = 6.0
+# Errors of requests that share steps are not independent; blocks of this length (or share of a run) are.
+BLOCK_SECONDS = 10.0
+BLOCK_SHARE = 1 / 8
 SCALE_FLOOR = 0.003  # no latency is repeatable to better than this share
 MAX_DESCENTS = 12
 FEW_ROWS = 20  # fewer residuals than this do not tell their own noise: it is taken to be this share instead
 FEW_NOISE = 0.01
 FEW_BLOCKS = 3  # per coefficient
+LEAST_FREEDOM = 1.5  # below, Student's quantiles say no more than that nothing is known
 KINDS = 3  # of rows: first tokens, decodes, steps
 KIND_IDS = range(KINDS)
 
@@ -78,7 +84,9 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
     """Fit the free coefficients to all rows of all runs, in the light of the prior.
 
     The noise of each kind of row is estimated from its own residuals, so a kind that the model cannot
-    explain weighs less. Huber's loss keeps outliers from pulling.
+    explain weighs less. Huber's loss keeps outliers from pulling hard, Tukey's from then on from pulling at
+    all (Yohai's MM estimate, Annals of Statistics 15, 1987): a prompt that counts in the row beside makes
+    prompts look cheap.
     """
     low, high = space.bounds()
     vector = np.clip(start, low + 1e-12, high - 1e-12)
@@ -102,8 +110,15 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
         # Before anything is fitted all rows err to one side, which says nothing of how they err together.
         weight = _effective(rows / sigma, blocks) if round_number else 1.0
 
-        def objective(values: Floats, sigma: Floats = sigma, weight: float = weight) -> Floats:
-            data = _huber_root(residuals_at(values) / sigma) * np.sqrt(weight)
+        root = _tukey_root if round_number and len(rows) >= FEW_ROWS else _huber_root
+
+        def objective(
+            values: Floats,
+            sigma: Floats = sigma,
+            weight: float = weight,
+            root: Callable[[Floats], Floats] = root,
+        ) -> Floats:
+            data = root(residuals_at(values) / sigma) * np.sqrt(weight)
             return np.concatenate((data, (values - center) / width))
 
         vector = _descend(objective, vector, (low, high), width)
@@ -159,11 +174,35 @@ def _noise_shape(rows: Rows) -> Floats:
 def _blocks(runs: Sequence[AlignedRun]) -> NDArray[np.int64]:
     parts, offset = [], 0
     for run in runs:
-        ids = (run.rows.time / BLOCK_SECONDS).astype(np.int64)
+        ids = _block_of(run.rows.time)
         ids -= int(ids.min()) if len(ids) else 0
         parts.append(ids + offset)
         offset += int(ids.max()) + 1 if len(ids) else 0
     return np.concatenate(parts)
+
+
+def _block_of(time: Floats) -> NDArray[np.int64]:
+    span = float(np.ptp(time)) if len(time) else 0.0
+    ids: NDArray[np.int64] = (time / (min(BLOCK_SECONDS, BLOCK_SHARE * span) or 1.0)).astype(np.int64)
+    return ids
+
+
+def block_means(values: Floats, time: Floats) -> Floats:
+    """Means of the values of each block of time, outliers cut to twice the usual distance from the median.
+
+    Args:
+        values, time: shape (requests,); NaN values are left out.
+    """
+    known = ~np.isnan(values)
+    values, ids = values[known], _block_of(time[known])
+    if not len(values):
+        return np.empty(0)
+    middle = float(np.median(values))
+    reach = HUBER * 1.4826 * float(np.median(np.abs(values - middle)))
+    values = np.clip(values, middle - reach, middle + reach)
+    counts = np.bincount(ids)
+    found: Floats = np.bincount(ids, values)[counts > 0] / counts[counts > 0]
+    return found
 
 
 def _scale(residuals: Floats, sizes: Floats) -> float:
@@ -180,6 +219,20 @@ def _huber_root(z: Floats) -> Floats:
     """Signed root of Huber's loss, so that its square is what least squares minimises."""
     size = np.abs(z)
     return np.sign(z) * np.where(size <= HUBER, size, np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0)))
+
+
+def _tukey_root(z: Floats) -> Floats:
+    """The same of Tukey's biweight, which is flat from `TUKEY` on."""
+    near = 1.0 - np.minimum(1.0, np.square(z / TUKEY))
+    return np.sign(z) * TUKEY * np.sqrt((1.0 - near**3) / 3.0)
+
+
+def _pull(z: Floats) -> Floats:
+    """What a residual weighs in the last round: the loss's slope over that of a square."""
+    size = np.maximum(np.abs(z), 1e-12)
+    if len(z) < FEW_ROWS:
+        return np.minimum(1.0, HUBER / size)
+    return np.square(np.maximum(0.0, 1.0 - np.square(size / TUKEY)))
 
 
 def _effective(z: Floats, blocks: NDArray[np.int64]) -> float:
@@ -203,21 +256,45 @@ def _jacobian(function: Callable[[Floats], Floats], vector: Floats, width: Float
 def _sandwich(jacobian: Floats, z: Floats, blocks: NDArray[np.int64], width: Floats) -> Floats:
     """Covariance with errors clustered by block, and the prior as one more observation.
 
-    With few blocks their scatter says little of itself: then errors count as independent.
+    A block pulls the fit towards itself, so its errors count as they would had it been left out (Bell and
+    McCaffrey, Survey Methodology 28, 2002); by luck they may still cancel, so no deviation is less than with
+    independent errors (Angrist and Pischke, Mostly Harmless Econometrics, 2009, section 8.1). With few blocks
+    their scatter says little of itself: then errors count as independent.
     """
-    size = np.maximum(np.abs(z), 1e-12)
-    pull = np.minimum(1.0, HUBER / size)
+    pull = _pull(z)
     curvature = jacobian.T @ (jacobian * pull[:, None])
+    excess = max(1.0, float(np.mean(pull * z * z)))
+    alone = np.asarray(np.linalg.inv(curvature / excess + np.diag(width**-2.0)), dtype=np.float64)
     count = int(blocks.max()) + 1
     if count < FEW_BLOCKS * jacobian.shape[1]:
-        excess = max(1.0, float(np.mean(pull * z * z)))
-        return np.asarray(np.linalg.inv(curvature / excess + np.diag(width**-2.0)), dtype=np.float64)
-    scores = np.zeros((count, jacobian.shape[1]))
-    np.add.at(scores, blocks, jacobian * (pull * z)[:, None])
-    meat = scores.T @ scores
+        return alone
     # With the design effect in the weight, data and prior stand on one scale.
     weight = _effective(z, blocks)
     bread = np.linalg.inv(weight * curvature + np.diag(width**-2.0))
-    meat = meat * (count / (count - jacobian.shape[1]))
-    found: Floats = bread @ (weight**2 * meat + np.diag(width**-2.0)) @ bread
-    return found
+    meat, shares = np.zeros_like(bread), np.zeros((count, len(bread)))
+    for block in range(count):
+        mine = blocks == block
+        own = jacobian[mine]
+        inner = own.T @ (own * pull[mine][:, None])
+        score = np.linalg.solve(np.eye(len(bread)) - weight * inner @ bread, own.T @ (pull * z)[mine])
+        meat += (count - 1) / count * np.outer(score, score)
+        shares[block] = np.diag(inner)
+    found = bread @ (weight**2 * meat + np.diag(width**-2.0)) @ bread
+    wider = np.maximum(1.0, np.sqrt(np.diag(alone) / np.diag(found))) * _few(shares, np.diag(found), width)
+    return np.asarray(found * np.outer(wider, wider), dtype=np.float64)
+
+
+def _few(shares: Floats, variances: Floats, width: Floats) -> Floats:
+    """How much wider an interval is for the few blocks that it rests on, shape (free,).
+
+    Blocks that say much count for more: (sum of information)^2 / sum of its square is their effective number,
+    and Student's quantile takes the place of the normal one, where it is the data that speak.
+
+    Args:
+        shares: information by block on each coefficient, shape (blocks, free).
+    """
+    known = np.maximum(shares.sum(axis=0), 1e-300)
+    effective = known**2 / np.maximum(np.square(shares).sum(axis=0), 1e-300)
+    factor = stdtrit(np.maximum(LEAST_FREEDOM, effective - 1.0), 0.95) / stdtrit(np.inf, 0.95)
+    silent = np.minimum(1.0, variances / width**2)
+    return np.asarray(np.sqrt(factor**2 * (1.0 - silent) + silent), dtype=np.float64)

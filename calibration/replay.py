@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,37 +24,42 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-# A replay that lags behind the measurement by this long runs at double speed [s].
-CATCH_UP = 1.0
+# The share of a lag that the next step makes up for: a measured time has noise of its own.
+GAIN = 0.5
 
 
 class Pace:
-    """When the measured engine emitted each token, so that a replay can keep its pace.
+    """When the measured engine emitted which token, so that a replay can keep its pace.
 
     A replay with wrong coefficients sees other batches than the engine did: a slow one piles up requests,
-    which makes it slower. Held to the measured pace it overlaps the same requests as the engine, whatever
-    its coefficients, and the fit needs no detour through queueing.
+    which makes it slower. Set right by every token whose time is known it overlaps the same requests as the
+    engine, whatever its coefficients, and the fit needs no detour through queueing.
     """
 
-    def __init__(self, first: Mapping[str, float], gap: Mapping[str, float]) -> None:
-        """Time of the first token and mean gap after it [s], by request; requests may be missing."""
-        self._first = first
-        self._gap = gap
-        self._late = 0.0
+    def __init__(self, tokens: Mapping[str, Mapping[int, float]]) -> None:
+        """Time [s] at which the engine emitted tokens, by request and the token's number from 1 on."""
+        self._tokens = tokens
+        self._changes: deque[float] = deque()
+        self._due = 0.0
 
     def note(self, end: float, new_tokens: Sequence[tuple[str, int]]) -> None:
-        """Compare a step's output with the measurement."""
+        """Compare the output of the oldest step that has not been noted with the measurement."""
+        self._changes.popleft()
         late = [
-            end - self._first[rid] - (count - 1) * self._gap[rid]
+            end - known[count]
             for rid, count in new_tokens
-            if count > 1 and rid in self._gap
+            if (known := self._tokens.get(rid)) is not None and count in known
         ]
         if late:
-            self._late = sum(late) / len(late)
+            # What steps in flight already make up for does not show yet.
+            self._due = -GAIN * median(late) - sum(self._changes)
 
-    def factor(self) -> float:
-        """What to multiply the next step's duration by."""
-        return min(2.0, max(0.5, 1.0 - self._late / CATCH_UP))
+    def paced(self, seconds: float) -> float:
+        """How long the next step is to last: half to twice of what it would."""
+        change = min(seconds, max(-0.5 * seconds, self._due))
+        self._due -= change
+        self._changes.append(change)
+        return seconds + change
 
 
 class Recording:
@@ -78,7 +85,7 @@ class Recording:
         """As the model behind."""
         self.shapes.append(shape)
         seconds = self._model.gpu(shape)
-        return seconds if self._pace is None else seconds * self._pace.factor()
+        return seconds if self._pace is None else self._pace.paced(seconds)
 
     def heats(self, shape: StepShape) -> bool:
         """As the model behind."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calibration.align import PIECE, Rows, align, join, step_rows
+from calibration.align import APART, PIECE, Rows, align, join, step_rows
 from calibration.evidence import PerRequest
 from calibration.replay import Pace, Replay, replay
 from sim.build import build_scenario
@@ -59,12 +59,12 @@ def seen(run: Replay, requests: tuple[Request, ...], token_times: bool = False) 
 
 
 def lined_up(
-    every: float = 0.15, token_times: bool = False, **changes: float
+    every: float = 0.15, token_times: bool = False, near: int = APART, **changes: float
 ) -> tuple[Replay, Rows, Efficiencies]:
     subject, requests = scenario(), load(every=every)
     priced = model(subject, **changes)
     run = replay(subject, requests, priced)
-    return run, align(run, seen(run, requests, token_times), priced.front_end), priced.efficiencies
+    return run, align(run, seen(run, requests, token_times), priced.front_end, near), priced.efficiencies
 
 
 @pytest.mark.parametrize("every", [2.0, 0.15, 0.01])
@@ -92,11 +92,36 @@ def test_slower_steps_lengthen_every_row_by_the_steps_it_holds() -> None:
 def test_a_request_that_finds_the_engine_idle_waits_for_no_step() -> None:
     _, rows, _ = lined_up(every=3.0)
     assert (rows.before[rows.kind == 0] == -1).all()
-    _, busy, _ = lined_up(every=0.05)
+    _, busy, _ = lined_up(every=0.05, near=0)
     waited = busy.before[busy.kind == 0] >= 0
     assert waited.sum() >= 8
     shares = busy.share[busy.kind == 0][waited]
     assert ((shares >= 0.0) & (shares <= 1.0)).all()
+
+
+def test_first_tokens_of_a_busy_engine_are_compared_with_the_ones_before() -> None:
+    run, busy, _ = lined_up(every=0.05)
+    heads = busy.select(busy.kind == 0)
+    later = heads.select(heads.delays == 0)
+    # All but the first, who found the engine idle; nothing outside the engine counts in them.
+    assert len(later) == 11
+    assert (later.before == -1).all()
+    assert not later.requests.any()
+    own = np.unique([steps[0] for steps in run.token_steps])
+    assert set(later.first - 1) <= set(own)
+    assert set(later.last) == set(own[1:])
+
+
+def test_noise_among_tokens_of_one_step_does_not_choose_the_rows() -> None:
+    subject = scenario("--max-num-batched-tokens 4096")
+    requests = tuple(Request(str(i), ((i, 300),), 30, 2.0 * (i // 3)) for i in range(24))
+    priced = model(subject)
+    run = replay(subject, requests, priced)
+    clean = seen(run, requests)
+    rng = np.random.default_rng(1)
+    noisy = replace(clean, ttft=clean.ttft + 0.002 * rng.standard_normal(24))
+    rows = align(run, noisy, priced.front_end)
+    assert (rows.kind == 0).sum() == 24
 
 
 def test_the_front_end_is_booked_by_request_and_token() -> None:
@@ -115,7 +140,7 @@ def test_requests_that_come_together_queue_for_the_front_end() -> None:
     requests = tuple(Request(str(i), ((i, 300),), 4, 0.0) for i in range(6))
     priced = model(subject, front_request=0.004, front_prompt_token=0.0)
     run = replay(subject, requests, priced)
-    rows = align(run, seen(run, requests), priced.front_end)
+    rows = align(run, seen(run, requests), priced.front_end, near=0)
     heads = rows.select(rows.kind == 0)
     assert sorted(heads.requests.tolist()) == pytest.approx([1, 2, 3, 4, 5, 6])
 
@@ -158,11 +183,9 @@ def test_a_paced_replay_keeps_the_measured_pace_though_its_coefficients_are_wron
     right = model(subject)
     truth = replay(subject, requests, right)
     first = {r: float(t) for r, t in zip(truth.records.request_id, truth.records.first_token, strict=True)}
-    spans = truth.records.last_token - truth.records.first_token
-    gap = {r: float(s) / 39 for r, s in zip(truth.records.request_id, spans, strict=True)}
     wrong = model(subject, weight_bandwidth=right.efficiencies.weight_bandwidth * 0.8, gemm_flops=0.4)
     free = replay(subject, requests, wrong)
-    paced = replay(subject, requests, wrong, pace=Pace(first, gap))
+    paced = replay(subject, requests, wrong, pace=Pace({rid: {1: time} for rid, time in first.items()}))
 
     def error(run: Replay) -> float:
         return float(np.abs(run.records.last_token - truth.records.last_token).mean())
