@@ -9,21 +9,9 @@ from typing import Any
 from sim.engines.base import StepPlan, StepResult
 from sim.engines.vllm.scheduler import VllmScheduler, VllmSchedulerConfig
 from sim.request import Request
+from tests.engines_for_tests import VLLM
 
-ROOMY = VllmSchedulerConfig(
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    block_size=4,
-    num_gpu_blocks=101,
-    enable_prefix_caching=True,
-    async_scheduling=False,
-    scheduling_policy="fcfs",
-    long_prefill_token_threshold=0,
-    scheduler_reserve_full_isl=True,
-    watermark=0.0,
-    max_model_len=400,
-    enable_chunked_prefill=True,
-)
+ROOMY = replace(VLLM, block_size=4, num_gpu_blocks=101, max_model_len=400)
 TIGHT = replace(ROOMY, num_gpu_blocks=7, max_model_len=24)
 
 

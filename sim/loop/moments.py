@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import simpy
@@ -11,10 +10,6 @@ from simpy.events import URGENT
 
 class Clock(simpy.Environment):
     """SimPy's environment, for processes that are often the only ones with anything to do."""
-
-    def peek(self) -> float:
-        """When the next event is due; infinity if none is."""
-        return self._queue[0][0] if self._queue else math.inf
 
     def skip(self, seconds: float) -> bool:
         """Let time pass at once if nothing else is due by then, as `timeout` would; returns whether it did.
