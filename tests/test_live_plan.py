@@ -194,6 +194,11 @@ def test_a_host_that_drifts_is_told_from_a_model_that_errs(tmp_path: Path) -> No
     assert found.mape == pytest.approx(0.5 * (1 - 1 / 1.3))
     assert found.drift == pytest.approx((1.0, 1.3))
     assert found.steady_mape == pytest.approx(0.0, abs=1e-12)
+    # All steps of one size ran at one speed here: the host's change shows between sizes alone.
+    assert found.alike_mape == pytest.approx(0.0, abs=1e-12)
+    by_turns = np.where(np.arange(100) % 5 < 3, 1.0, 1.3)
+    found = step_errors(cast(Calibration, fitted), replace(steps, seconds=priced * by_turns))
+    assert found.alike_mape == pytest.approx(0.4 * (1 - 1 / 1.3))
 
 
 def test_one_missed_bound_fails_the_whole() -> None:

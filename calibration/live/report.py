@@ -24,6 +24,7 @@ BOUNDS = {"mean_tpot_ms": 0.05, "mean_e2el_ms": 0.05, "median_ttft_ms": 0.10}
 # Shown beside them, without a bound.
 SHOWN = ("mean_ttft_ms",)
 STEP_BOUND = 0.05
+ALIKE = 10  # steps with the same prompts and decodes, from which on their own median is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Steps:
     Attributes:
         drift: lowest and highest of the runs' own factors on all their steps: how the host's speed changed.
         steady_mape: the error that is left where each run's own factor is taken out; None if no run is known.
+        alike_mape: by how much steps with as many prompts and decodes differ from their own median: what no
+            model of the engine could take away. None if no `ALIKE` of them were alike.
     """
 
     count: int
@@ -83,6 +86,7 @@ class Steps:
     decode_mape: float | None
     drift: tuple[float, float] | None = None
     steady_mape: float | None = None
+    alike_mape: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +216,19 @@ def step_errors(calibration: Calibration, steps: StepRun, spans: Sequence[Span] 
         float(errors[~prefill].mean()) if (~prefill).any() else None,
         (float(1.0 / factors[known].max()), float(1.0 / factors[known].min())) if known.any() else None,
         float(np.abs(ratios[known] / factors[known] - 1.0).mean()) if known.any() else None,
+        _spread_of_alike(steps, ratios),
     )
+
+
+def _spread_of_alike(steps: StepRun, ratios: Floats) -> float | None:
+    """Mean absolute deviation of priced / timed from its median among steps that hold the same."""
+    groups: dict[tuple[int, int], list[float]] = {}
+    for shape, ratio in zip(steps.shapes, ratios, strict=True):
+        groups.setdefault((shape.num_prefill_seqs, shape.num_decode_seqs), []).append(float(ratio))
+    known = [np.array(group) for group in groups.values() if len(group) >= ALIKE]
+    if not known:
+        return None
+    return float(np.concatenate([np.abs(group / np.median(group) - 1.0) for group in known]).mean())
 
 
 def _preemptions(pairs: Sequence[Pair]) -> dict[str, tuple[float, float]]:
@@ -287,6 +303,8 @@ def _steps_line(steps: Steps) -> str:
             f"; steps of one run took {low:.2f} to {high:.2f} times the fit's, which left out "
             f"{steps.steady_mape:.1%} remain"
         )
+    if steps.alike_mape is not None:
+        drift += f"; steps that held the same differ among themselves by {steps.alike_mape:.1%}"
     return (
         f"step times of these loads: MAPE {steps.mape:.1%} over {steps.count} steps "
         f"({', '.join(kinds)}; {steps.prefill_count} with prefill), bound {STEP_BOUND:.0%}: {verdict}{drift}"
