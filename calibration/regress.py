@@ -32,6 +32,10 @@ FEW_NOISE = 0.01
 FEW_BLOCKS = 3  # per coefficient
 LEAST_FREEDOM = 1.5  # below, Student's quantiles say no more than that nothing is known
 KINDS = 3  # of rows: first tokens, decodes, steps
+STEP = 2
+# A step that was timed alone holds what it is said to hold: slow ones are how the machine is, and means count
+# them. So its outliers begin where it takes this many times longer than expected.
+STALL = 1.0
 KIND_IDS = range(KINDS)
 
 
@@ -86,15 +90,16 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
     The noise of each kind of row is estimated from its own residuals, so a kind that the model cannot
     explain weighs less. Huber's loss keeps outliers from pulling hard, Tukey's from then on from pulling at
     all (Yohai's MM estimate, Annals of Statistics 15, 1987): a prompt that counts in the row beside makes
-    prompts look cheap.
+    prompts look cheap. Steps timed alone cannot hold another's prompt and pull up to `STALL`.
     """
     low, high = space.bounds()
     vector = np.clip(start, low + 1e-12, high - 1e-12)
     kinds = np.concatenate([run.rows.kind for run in runs])
+    alone = kinds == STEP
+    measured = np.concatenate([run.rows.measured for run in runs])
     lengths = np.concatenate([_noise_shape(run.rows) for run in runs])
-    sizes = np.concatenate([run.rows.measured for run in runs]) / lengths
     blocks = _blocks(runs)
-    scales = np.ones(KINDS)
+    scales, reach = np.ones(KINDS), np.ones(len(kinds))
     center, width = space.start(), space.deviations()
 
     def residuals_at(values: Floats) -> Floats:
@@ -103,13 +108,17 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
 
     for round_number in range(rounds):
         rows = residuals_at(vector)
+        if round_number:
+            # Against what is expected of it: against its own length a slow step would weigh least.
+            lengths[alone] = (measured - rows)[alone]
+        sizes = measured / lengths
         scales = np.array(
             [_scale(rows[kinds == k] / lengths[kinds == k], sizes[kinds == k]) for k in KIND_IDS]
         )
         sigma = scales[kinds] * lengths
         # Before anything is fitted all rows err to one side, which says nothing of how they err together.
         weight = _effective(rows / sigma, blocks) if round_number else 1.0
-
+        reach = np.where(alone, np.maximum(1.0, STALL / (HUBER * scales[STEP])), 1.0)
         root = _tukey_root if round_number and len(rows) >= FEW_ROWS else _huber_root
 
         def objective(
@@ -117,15 +126,16 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
             sigma: Floats = sigma,
             weight: float = weight,
             root: Callable[[Floats], Floats] = root,
+            reach: Floats = reach,
         ) -> Floats:
-            data = root(residuals_at(values) / sigma) * np.sqrt(weight)
+            data = reach * root(residuals_at(values) / (sigma * reach)) * np.sqrt(weight)
             return np.concatenate((data, (values - center) / width))
 
         vector = _descend(objective, vector, (low, high), width)
     rows = residuals_at(vector)
     sigma = scales[kinds] * lengths
     jacobian = _jacobian(lambda v: residuals_at(v) / sigma, vector, width)
-    covariance = _sandwich(jacobian, rows / sigma, blocks, width)
+    covariance = _sandwich(jacobian, rows / sigma, _pull(rows / (sigma * reach)), blocks, width)
     return Estimate(vector, covariance, rows, scales)
 
 
@@ -253,7 +263,7 @@ def _jacobian(function: Callable[[Floats], Floats], vector: Floats, width: Float
     return np.stack(columns, axis=1)
 
 
-def _sandwich(jacobian: Floats, z: Floats, blocks: NDArray[np.int64], width: Floats) -> Floats:
+def _sandwich(jacobian: Floats, z: Floats, pull: Floats, blocks: NDArray[np.int64], width: Floats) -> Floats:
     """Covariance with errors clustered by block, and the prior as one more observation.
 
     A block pulls the fit towards itself, so its errors count as they would had it been left out (Bell and
@@ -261,7 +271,6 @@ def _sandwich(jacobian: Floats, z: Floats, blocks: NDArray[np.int64], width: Flo
     independent errors (Angrist and Pischke, Mostly Harmless Econometrics, 2009, section 8.1). With few blocks
     their scatter says little of itself: then errors count as independent.
     """
-    pull = _pull(z)
     curvature = jacobian.T @ (jacobian * pull[:, None])
     excess = max(1.0, float(np.mean(pull * z * z)))
     alone = np.asarray(np.linalg.inv(curvature / excess + np.diag(width**-2.0)), dtype=np.float64)

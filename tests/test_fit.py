@@ -94,6 +94,17 @@ def test_outliers_pull_little():
     assert b.value("gemm_flops") == pytest.approx(a.value("gemm_flops"), rel=0.03)
 
 
+def test_a_machine_of_two_speeds_is_fitted_by_its_mean():
+    truth = truth_near(prior(), STEP_COEFFICIENTS, 5)
+    clean = measured_steps(truth, 5, count=1500)
+    slow = np.random.default_rng(5).random(len(clean.seconds)) < 0.3
+    turns = replace(clean, seconds=np.where(slow, 1.6, 1.0) * clean.seconds)
+    model = roofline(clean.scenario)
+    found = replace(model, efficiencies=fit([turns], prior(), STEP_COEFFICIENTS).efficiencies)
+    predicted = sum(found.gpu(shape) for shape in turns.shapes)
+    assert predicted == pytest.approx(float(turns.seconds.sum()), rel=0.02)
+
+
 def test_fewer_points_than_coefficients_are_refused():
     steps = measured_steps(prior().efficiencies, 0, count=3)
     with pytest.raises(BadInput, match=r"steps-0.*3 measured points for 5 coefficients"):
