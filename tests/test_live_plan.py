@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 
 from bench.serial import subjects_of
-from calibration.design import design
+from calibration.design import PlannedRun, design
 from calibration.evidence import StepRun
 from calibration.live.plan import (
     CALIBRATION_SECONDS,
     CONCURRENCIES,
     Load,
-    calibration_rounds,
+    first_pass_seconds,
     first_prior,
+    in_turn,
     loads,
     next_prior,
     settings,
@@ -79,10 +80,25 @@ def test_repeats_send_the_same_requests_unless_the_cache_would_know_them() -> No
         assert len(set(seeds)) == (3 if setting.name == "prefix-on" else 1)
 
 
-def test_a_short_calibration_has_fewer_rounds() -> None:
-    shares = [setting.share * CALIBRATION_SECONDS for setting in settings()]
-    assert [calibration_rounds(seconds, 3) for seconds in shares] == [3, 3, 2]
-    assert [calibration_rounds(seconds / 2, 3) for seconds in shares] == [3, 2, 1]
+def test_a_calibration_is_spread_over_the_loads() -> None:
+    found = loads(settings()[2], 2.0, 1.0, 3)
+    spec = WorkloadSpec(num_prompts=4, seed=1000)
+    first = [
+        PlannedRun(label, "", replace(spec, seed=seed), 2.0)
+        for label, seed in (("pilot", 1), ("a", 2), ("b", 3))
+    ]
+    order = in_turn(first, found, 11.0)
+    assert [run for run in order if isinstance(run, Load)] == found
+    again = [run for run in order if isinstance(run, PlannedRun)]
+    assert [run.label for run in again] == ["a-2", "b-2", "a-3", "b-3", "a-4"]  # 11 s are enough for five
+    assert len({run.spec.seed for run in [*first, *again]}) == 8
+    assert order.index(again[1]) == order.index(found[0]) + 1
+
+
+def test_the_first_pass_leaves_time_for_more_but_is_not_too_short() -> None:
+    assert first_pass_seconds(150.0) == pytest.approx(50.0)
+    assert first_pass_seconds(40.0) == pytest.approx(20.0)
+    assert first_pass_seconds(10.0) == pytest.approx(10.0)
 
 
 def test_no_two_loads_share_prompts() -> None:
@@ -235,8 +251,9 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
         output_delay=0.012,
     )
     how = Validation(("vllm",), tmp_path / "half", tmp_path / "out", repeats=2, quick=True)
-    plan = design(subject.scenario, budget=40.0, prior=prior)
-    run = SettingRun(setting, subject, plan, prior, how, rounds=2)
+    seconds = setting.share * CALIBRATION_SECONDS
+    plan = design(subject.scenario, budget=first_pass_seconds(seconds), prior=prior)
+    run = SettingRun(setting, subject, plan, prior, how, seconds)
     results: dict[str, BenchResult] = {}
     while points := run.more(results):
         for point in points:
@@ -257,9 +274,8 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
     assert max(abs(row.error) for row in found.rows if row.key == "mean_tpot_ms") < 0.03
     # No load that is judged was in the fit.
     assert not {load.name for load in run.loads} & {r.label for r in run.director.sent}
-    assert found.calibration_seconds < 80.0 * 1.5
-    # The calibration is repeated between the rounds of the loads, with other requests.
-    second = run.sent.index("c1-2")
-    assert run.sent.index("mixed-lengths-1") < run.sent.index("idle-short-2") < second
+    assert found.calibration_seconds <= seconds
+    # The calibration is repeated between the loads, with other requests.
+    assert run.sent.index("c1-1") < run.sent.index("idle-short-2") < run.sent.index("mixed-lengths-1")
     seeds = [r.spec.seed for r in run.director.sent if r.label.startswith("idle-short")]
-    assert len(set(seeds)) == len(seeds) == 2
+    assert len(set(seeds)) == len(seeds) > 1

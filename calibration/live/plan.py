@@ -17,9 +17,10 @@ MAX_SEQS = 16
 CONCURRENCIES = (1, 2, 4, 8, 16)
 RATE_SHARES = (0.50, 0.85)  # of the capacity that the calibrated model gives
 MIXED_SHARE = 0.60  # and of its own capacity for the load of mixed lengths
-ROUND_SECONDS = (
-    20.0  # of calibration: in less, an engine that is a good deal slower than believed shows nothing
-)
+# The share of the calibration's time that its first pass takes; the rest goes between the loads.
+FIRST_PASS = 1 / 3
+# In less, an engine that is a good deal slower than believed shows nothing.
+LEAST_PASS_SECONDS = 20.0
 AGAIN = 10_000  # between the seeds of a calibration run and of its repeat
 CALIBRATION_SECONDS = 270.0  # of load, over all settings; warm-ups come on top, and all stays below 5 minutes
 
@@ -159,27 +160,30 @@ def loads(
     return placed
 
 
-def calibration_rounds(seconds: float, repeats: int) -> int:
-    """Rounds that so many seconds of calibration are worth: as many as the loads have, but none too short."""
-    return max(1, min(repeats, int(seconds / ROUND_SECONDS)))
+def first_pass_seconds(seconds: float) -> float:
+    """What the first pass of a calibration of so many seconds may take."""
+    return min(seconds, max(LEAST_PASS_SECONDS, FIRST_PASS * seconds))
 
 
-def in_turn(calibration: Sequence[PlannedRun], found: Sequence[Load], rounds: int) -> list[Load | PlannedRun]:
-    """The loads round by round; before all but the first of `rounds` the calibration's runs again."""
+def in_turn(
+    calibration: Sequence[PlannedRun], found: Sequence[Load], seconds: float
+) -> list[Load | PlannedRun]:
+    """The loads, and before each one more of the calibration's runs with other requests, while time is left.
+
+    Args:
+        calibration: its first pass, each run with the time it took.
+        seconds: for all further runs.
+    """
     order: list[Load | PlannedRun] = []
-    for repeat in sorted({load.repeat for load in found}):
-        if 0 < repeat < rounds:
-            order += [
-                replace(
-                    run,
-                    label=f"{run.label}-{repeat + 1}",
-                    spec=replace(run.spec, seed=run.spec.seed + AGAIN * repeat),
-                    held_out=False,
-                )
-                for run in calibration
-                if run.label != "pilot"
-            ]
-        order += [load for load in found if load.repeat == repeat]
+    runs = [run for run in calibration if run.label != "pilot"]
+    for index, load in enumerate(found):
+        again, turn = runs[index % len(runs)], index // len(runs) + 1
+        if again.seconds <= seconds:
+            seconds -= again.seconds
+            # The engine is warm by now.
+            spec = replace(again.spec, seed=again.spec.seed + AGAIN * turn, num_warmups=0)
+            order.append(replace(again, label=f"{again.label}-{turn + 1}", spec=spec, held_out=False))
+        order.append(load)
     return order
 
 

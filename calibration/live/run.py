@@ -29,7 +29,7 @@ from calibration.live.plan import (
     MIXED,
     Load,
     Setting,
-    calibration_rounds,
+    first_pass_seconds,
     first_prior,
     in_turn,
     loads,
@@ -85,14 +85,14 @@ class Validation:
 class SettingRun:
     """One setting: calibrates while the engine is up, then sends what is to be predicted.
 
-    A shared host's speed drifts by a fifth within minutes. What the first round of the calibration measured
-    is measured again before every further round of the loads, so that the fit sees the host that they see.
+    A shared host's speed changes within seconds. So what the calibration measured is measured again between
+    the loads, and the fit sees the host that they see.
     """
 
     def __init__(
-        self, setting: Setting, subject: Subject, plan: Plan, prior: Prior, how: Validation, rounds: int
+        self, setting: Setting, subject: Subject, plan: Plan, prior: Prior, how: Validation, seconds: float
     ) -> None:
-        """`plan` is for one of the calibration's `rounds`."""
+        """`plan` is for the first pass of a calibration that may take `seconds` in all."""
         self.setting = setting
         self.subject = subject
         self.loads: list[Load] = []
@@ -100,7 +100,7 @@ class SettingRun:
         self.cores: set[int] = set()
         self._prior = prior
         self._how = how
-        self._rounds = rounds
+        self._seconds = seconds
         self.director = Director(subject.scenario, plan, prior, steps_file(subject, self.options()))
         self._waiting: list[Load | PlannedRun] | None = None
 
@@ -141,7 +141,10 @@ class SettingRun:
             self._how.repeats,
             quick=self._how.quick,
         )
-        return in_turn(self.director.sent, found, self._rounds)
+        done = [
+            replace(r, seconds=results[r.label].duration) for r in self.director.sent if r.label in results
+        ]
+        return in_turn(done, found, self._seconds - sum(run.seconds for run in done))
 
     def _calibrated(self, results: Mapping[str, BenchResult]) -> Calibration:
         in_order = [results[run.label] for run in self.director.sent if run.label in results]
@@ -216,10 +219,9 @@ def validate(how: Validation) -> Outcome:
         source = source_of(setting, how.model)
         (subject,) = subjects_of([source])
         prior = first_prior(subject.scenario.gpu) if before is None else next_prior(before)
-        seconds = setting.share * CALIBRATION_SECONDS * (0.5 if how.quick else 1.0)
-        rounds = calibration_rounds(seconds, how.repeats)
-        plan = design(subject.scenario, budget=seconds / rounds, prior=prior)
-        run = SettingRun(setting, subject, plan, prior, how, rounds)
+        seconds = setting.share * CALIBRATION_SECONDS
+        plan = design(subject.scenario, budget=first_pass_seconds(seconds), prior=prior)
+        run = SettingRun(setting, subject, plan, prior, how, seconds)
         with own_cores_back(), LiveTable() as reporter:
             found = run_engine(subject, (), run.options(), None, reporter, more=run.more)
         judged, before = run.outcome(dict(zip(run.sent, found, strict=False)))
@@ -237,7 +239,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3, help="of every load")
     names = [setting.name for setting in settings()]
     parser.add_argument("--only", action="append", default=[], choices=names, help="one setting; repeatable")
-    parser.add_argument("--quick", action="store_true", help="fewer loads, half the time")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter loads")
     parser.add_argument("--resume", action="store_true", help="keep what an earlier run has finished")
     given = parser.parse_args(words)
     how = Validation(
