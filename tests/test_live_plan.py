@@ -276,6 +276,6 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
     assert not {load.name for load in run.loads} & {r.label for r in run.director.sent}
     assert found.calibration_seconds <= seconds
     # The calibration is repeated between the loads, with other requests.
-    assert run.sent.index("c1-1") < run.sent.index("idle-short-2") < run.sent.index("mixed-lengths-1")
+    assert run.sent.index("c1-1") < run.sent.index("idle-short-3") < run.sent.index("mixed-lengths-1")
     seeds = [r.spec.seed for r in run.director.sent if r.label.startswith("idle-short")]
     assert len(set(seeds)) == len(seeds) > 1
