@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.build import build_scenario
+from calibration.told import scenario_of
 from sim.engines.base import ScheduledChunk, StepPlan, StepShape
 from sim.errors import BadInput
 from sim.request import Request
@@ -127,35 +127,6 @@ def client_run(result: BenchResult, name: str, scenario: Scenario | None = None)
     return ClientRun(
         name, scenario, dict(result.aggregates), per_request(result.records, scenario.workload, name)
     )
-
-
-def scenario_of(identity: Mapping[str, Any], name: str) -> Scenario:
-    """The scenario that a bench result names.
-
-    Raises:
-        BadInput: it does not say what ran; the message names what is missing.
-    """
-    missing = [key for key in ("engine", "model", "gpu") if not identity.get(key)]
-    if missing:
-        hint = f"does not say its {' and '.join(missing)}; give the scenario file of the run as well"
-        raise BadInput(f"{name} identity", None, hint)
-    flags = {
-        str(flag).lstrip("-"): True if value is None else value for flag, value in identity.get("flags", ())
-    }
-    engine = {
-        "name": identity["engine"],
-        "model": identity["model"],
-        "version": identity.get("engine_version"),
-        "args": flags,
-        "env": dict(identity.get("env") or {}),
-    }
-    workload = {k: v for k, v in (identity.get("workload") or {}).items() if k in ("num_prompts", "seed")}
-    content: dict[str, Any] = {"engine": engine, "gpu": identity["gpu"]}
-    if identity.get("gpu_count"):
-        content["gpu_count"] = identity["gpu_count"]
-    if workload:
-        content["workload"] = workload
-    return build_scenario(file=content)
 
 
 def check_identity(identity: Mapping[str, Any], scenario: Scenario, name: str) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from calibration.evidence import Evidence, client_run, scenario_of, step_run
+from calibration.evidence import Evidence, client_run, step_run
+from calibration.told import scenario_of
 from sim.comparison.identity import fact
 from sim.comparison.loads import scenario_for
 from sim.errors import BadInput

@@ -17,16 +17,18 @@ from calibration.evidence import (
     check_together,
     client_run,
     per_request,
-    scenario_of,
     step_run,
 )
 from calibration.from_files import evidence_files
+from calibration.told import scenario_of
 from sim.build import build_scenario
 from sim.errors import BadInput
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords, Verdict
 from sim.results_io.files import write_result
+from sim.results_io.writing import workload_identity
 from sim.scenario import Scenario
+from sim.workload.spec import PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 from tests.made_results import aggregates_of, poisson_load, records_of, result_of
 
 
@@ -221,6 +223,30 @@ def test_a_bench_result_says_itself_what_ran() -> None:
     assert built.gpu.name == "H100-SXM-80GB"
     with pytest.raises(BadInput, match=r"run\.json identity.*model and gpu"):
         scenario_of({"engine": "vllm"}, "run.json")
+
+
+def test_a_bench_result_tells_the_lengths_that_it_sent() -> None:
+    """Without them the client's defaults would be taken, which a short `--max-model-len` cannot even hold."""
+    made = RandomDataset(input_len=224, output_len=96, range_ratio=0.25)
+    identity: dict[str, Any] = {
+        "engine": "vllm",
+        "engine_version": "0.28.0",
+        "model": "Qwen/Qwen3-14B",
+        "gpu": "H100-SXM-80GB",
+        "flags": [["--max-model-len", "1024"]],
+        "workload": workload_identity(WorkloadSpec(dataset=made, num_prompts=40, seed=7)),
+    }
+    built = scenario_of(identity, "run.json")
+    assert (built.workload.dataset, built.workload.num_prompts, built.seed) == (made, 40, 7)
+    repeated = PrefixRepetitionDataset(prefix_len=64, num_prefixes=3)
+    identity["workload"] = workload_identity(WorkloadSpec(dataset=repeated))
+    assert scenario_of(identity, "run.json").workload.dataset == repeated
+    identity["workload"]["dataset"]["prefix_len"] = "long"
+    with pytest.raises(BadInput, match=r"run\.json identity\.workload\.dataset\.prefix_len.*long"):
+        scenario_of(identity, "run.json")
+    identity["workload"]["dataset"] = {"suffix": 3}
+    with pytest.raises(BadInput, match=r"run\.json identity\.workload\.dataset\.suffix"):
+        scenario_of(identity, "run.json")
 
 
 def runs_of(*scenarios: Scenario) -> list[ClientRun]:

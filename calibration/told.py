@@ -1,0 +1,75 @@
+"""What a bench result says of itself: the scenario that it ran."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from sim.build import read_source
+from sim.errors import BadInput
+from sim.scenario import Scenario
+from sim.workload.spec import PrefixRepetitionDataset, RandomDataset
+
+MADE = {kind.__name__: kind for kind in (RandomDataset, PrefixRepetitionDataset)}
+
+
+def scenario_of(identity: Mapping[str, Any], name: str) -> Scenario:
+    """The scenario that a bench result names.
+
+    Raises:
+        BadInput: it does not say what ran; the message names what is missing.
+    """
+    missing = [key for key in ("engine", "model", "gpu") if not identity.get(key)]
+    if missing:
+        hint = f"does not say its {' and '.join(missing)}; give the scenario file of the run as well"
+        raise BadInput(f"{name} identity", None, hint)
+    flags = {
+        str(flag).lstrip("-"): True if value is None else value for flag, value in identity.get("flags", ())
+    }
+    engine = {
+        "name": identity["engine"],
+        "model": identity["model"],
+        "version": identity.get("engine_version"),
+        "args": flags,
+        "env": dict(identity.get("env") or {}),
+    }
+    workload = {k: v for k, v in (identity.get("workload") or {}).items() if k in ("num_prompts", "seed")}
+    content: dict[str, Any] = {"engine": engine, "gpu": identity["gpu"]}
+    if identity.get("gpu_count"):
+        content["gpu_count"] = identity["gpu_count"]
+    if workload:
+        content["workload"] = workload
+    source = read_source(file=content)
+    dataset = dataset_of(identity, name)
+    if dataset is not None:
+        bench = replace(source.bench, spec=replace(source.bench.spec, dataset=dataset))
+        source = replace(source, bench=bench)
+    return source.build()
+
+
+def dataset_of(identity: Mapping[str, Any], name: str) -> RandomDataset | PrefixRepetitionDataset | None:
+    """The made-up lengths of a result's load; None where it tells of none, or took them from a file.
+
+    Raises:
+        BadInput: names the field that cannot be read.
+    """
+    workload = identity.get("workload")
+    if not isinstance(workload, Mapping):
+        return None
+    kind, told = MADE.get(str(workload.get("dataset_name"))), workload.get("dataset")
+    if kind is None or not isinstance(told, Mapping):
+        return None
+    unknown = sorted(set(told) - {field.name for field in fields(kind)})
+    if unknown:
+        raise BadInput(
+            f"{name} identity.workload.dataset.{unknown[0]}", told[unknown[0]], "is not known here"
+        )
+    try:
+        found: RandomDataset | PrefixRepetitionDataset = TypeAdapter(kind).validate_python(dict(told))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(("dataset", *map(str, first["loc"])))
+        raise BadInput(f"{name} identity.workload.{where}", first["input"], first["msg"]) from None
