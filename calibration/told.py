@@ -13,7 +13,9 @@ from sim.errors import BadInput
 from sim.scenario import Scenario
 from sim.workload.spec import PrefixRepetitionDataset, RandomDataset
 
-MADE = {kind.__name__: kind for kind in (RandomDataset, PrefixRepetitionDataset)}
+Made = RandomDataset | PrefixRepetitionDataset
+MADE: dict[str, type[Made]] = {kind.__name__: kind for kind in (RandomDataset, PrefixRepetitionDataset)}
+ADAPTERS: dict[type[Made], TypeAdapter[Made]] = {kind: TypeAdapter(kind) for kind in MADE.values()}
 
 
 def scenario_of(identity: Mapping[str, Any], name: str) -> Scenario:
@@ -50,7 +52,7 @@ def scenario_of(identity: Mapping[str, Any], name: str) -> Scenario:
     return source.build()
 
 
-def dataset_of(identity: Mapping[str, Any], name: str) -> RandomDataset | PrefixRepetitionDataset | None:
+def dataset_of(identity: Mapping[str, Any], name: str) -> Made | None:
     """The made-up lengths of a result's load; None where it tells of none, or took them from a file.
 
     Raises:
@@ -64,12 +66,11 @@ def dataset_of(identity: Mapping[str, Any], name: str) -> RandomDataset | Prefix
         return None
     unknown = sorted(set(told) - {field.name for field in fields(kind)})
     if unknown:
-        raise BadInput(
-            f"{name} identity.workload.dataset.{unknown[0]}", told[unknown[0]], "is not known here"
-        )
+        where = f"{name} identity.workload.dataset.{unknown[0]}"
+        raise BadInput(where, told[unknown[0]], "is not known here")
     try:
-        found: RandomDataset | PrefixRepetitionDataset = TypeAdapter(kind).validate_python(dict(told))
+        return ADAPTERS[kind].validate_python(dict(told))
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(("dataset", *map(str, first["loc"])))
-        raise BadInput(f"{name} identity.workload.{where}", first["input"], first["msg"]) from None
+        where = ".".join((f"{name} identity.workload.dataset", *map(str, first["loc"])))
+        raise BadInput(where, first["input"], first["msg"]) from None
