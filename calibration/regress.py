@@ -135,7 +135,8 @@ def regress(runs: Sequence[AlignedRun], space: Space, start: Floats, rounds: int
     rows = residuals_at(vector)
     sigma = scales[kinds] * lengths
     jacobian = _jacobian(lambda v: residuals_at(v) / sigma, vector, width)
-    covariance = _sandwich(jacobian, rows / sigma, _pull(rows / (sigma * reach)), blocks, width)
+    z, far = rows / sigma, rows / (sigma * reach)
+    covariance = _sandwich(jacobian, z, (_pull(far), _slope(far)), blocks, width)
     return Estimate(vector, covariance, rows, scales)
 
 
@@ -245,6 +246,14 @@ def _pull(z: Floats) -> Floats:
     return np.square(np.maximum(0.0, 1.0 - np.square(size / TUKEY)))
 
 
+def _slope(z: Floats) -> Floats:
+    """How much harder a residual pulls when it grows, next to one of a square; below 0 where it lets go."""
+    if len(z) < FEW_ROWS:  # too few to tell: those that pull less are taken to do so wherever they lie
+        return _pull(z)
+    square = np.minimum(1.0, np.square(z / TUKEY))
+    return (1.0 - square) * (1.0 - 5.0 * square)
+
+
 def _effective(z: Floats, blocks: NDArray[np.int64]) -> float:
     """How much one row counts, given that rows of a block err together: 1 over the design effect."""
     z = np.clip(z, -HUBER, HUBER)
@@ -263,17 +272,30 @@ def _jacobian(function: Callable[[Floats], Floats], vector: Floats, width: Float
     return np.stack(columns, axis=1)
 
 
-def _sandwich(jacobian: Floats, z: Floats, pull: Floats, blocks: NDArray[np.int64], width: Floats) -> Floats:
+def _sandwich(
+    jacobian: Floats,
+    z: Floats,
+    robust: tuple[Floats, Floats],
+    blocks: NDArray[np.int64],
+    width: Floats,
+) -> Floats:
     """Covariance with errors clustered by block, and the prior as one more observation.
 
-    A block pulls the fit towards itself, so its errors count as they would had it been left out (Bell and
-    McCaffrey, Survey Methodology 28, 2002); by luck they may still cancel, so no deviation is less than with
-    independent errors (Angrist and Pischke, Mostly Harmless Econometrics, 2009, section 8.1). With few blocks
-    their scatter says little of itself: then errors count as independent.
+    A robust loss bends: where residuals pull less the larger they are, the fit moves further until they
+    balance, so its curvature is that of the loss's slope, not of the weights (Huber, Robust Statistics, 1981,
+    section 7.6). A block pulls the fit towards itself, so its errors count as they would had it been left out
+    (Bell and McCaffrey, Survey Methodology 28, 2002); by luck they may still cancel, so no deviation is less
+    than with independent errors of one size (Angrist and Pischke, Mostly Harmless Econometrics, 2009, section
+    8.1). With few blocks their scatter says little of itself: then errors count as independent.
+
+    Args:
+        robust: `_pull` and `_slope` of the rows.
     """
-    curvature = jacobian.T @ (jacobian * pull[:, None])
-    excess = max(1.0, float(np.mean(pull * z * z)))
-    alone = np.asarray(np.linalg.inv(curvature / excess + np.diag(width**-2.0)), dtype=np.float64)
+    pull, slope = robust
+    curvature = jacobian.T @ (jacobian * slope[:, None])
+    if np.linalg.eigvalsh(curvature * np.outer(width, width))[0] < 0.0:  # too many let go to tell
+        slope, curvature = pull, jacobian.T @ (jacobian * pull[:, None])
+    alone = _independent(jacobian, pull * z, pull, slope, width)
     count = int(blocks.max()) + 1
     if count < FEW_BLOCKS * jacobian.shape[1]:
         return alone
@@ -284,13 +306,21 @@ def _sandwich(jacobian: Floats, z: Floats, pull: Floats, blocks: NDArray[np.int6
     for block in range(count):
         mine = blocks == block
         own = jacobian[mine]
-        inner = own.T @ (own * pull[mine][:, None])
+        inner = own.T @ (own * slope[mine][:, None])
         score = np.linalg.solve(np.eye(len(bread)) - weight * inner @ bread, own.T @ (pull * z)[mine])
         meat += (count - 1) / count * np.outer(score, score)
-        shares[block] = np.diag(inner)
+        shares[block] = np.diag(own.T @ (own * pull[mine][:, None]))
     found = bread @ (weight**2 * meat + np.diag(width**-2.0)) @ bread
     wider = np.maximum(1.0, np.sqrt(np.diag(alone) / np.diag(found))) * _few(shares, np.diag(found), width)
     return np.asarray(found * np.outer(wider, wider), dtype=np.float64)
+
+
+def _independent(jacobian: Floats, score: Floats, pull: Floats, slope: Floats, width: Floats) -> Floats:
+    """Covariance with independent errors of one size: mean score^2 / (mean slope)^2, over rows that pull."""
+    kept = pull > 0.0
+    spread = float(np.mean(np.square(score[kept]))) / float(np.mean(slope[kept])) ** 2
+    curvature = jacobian[kept].T @ jacobian[kept] / max(1.0, spread)
+    return np.asarray(np.linalg.inv(curvature + np.diag(width**-2.0)), dtype=np.float64)
 
 
 def _few(shares: Floats, variances: Floats, width: Floats) -> Floats:

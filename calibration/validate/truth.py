@@ -1,6 +1,6 @@
 """Simulated truth: measurements with known coefficients and noise, and how often a fit's intervals hold them.
 
-python -m calibration.validate.truth [seeds]
+python -m calibration.validate.truth [seeds [first]]
 """
 
 from __future__ import annotations
@@ -158,7 +158,9 @@ def recovered(kind: str, names: tuple[str, ...], seeds: Sequence[int]) -> dict[s
 
 def main() -> None:
     """Print the shares for both kinds of evidence."""
-    seeds = range(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 100
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    seeds = range(first, first + count)
     for kind, names in (("steps", STEP_COEFFICIENTS), ("client", CLIENT_COEFFICIENTS)):
         found = recovered(kind, names, seeds)
         for name, (inside, count) in found.items():
