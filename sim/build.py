@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,6 @@ from sim.commands import serve as serve_commands
 from sim.commands.bench import BenchCommand, ClientName, bench_from_flags, parse_bench_command
 from sim.commands.flags import FlagTable, GivenFlag, normalise, read_flags
 from sim.commands.serve import ServeCommand, mapping_words, parse_serve_command, serve_from_words
-from sim.engines.sglang import args as sglang_args
-from sim.engines.vllm import args as vllm_args
 from sim.errors import BadInput
 from sim.hardware.gpus import find_gpu
 from sim.hardware.visible import visible_notes
@@ -28,10 +27,6 @@ from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDatase
 if TYPE_CHECKING:  # checking files takes a while to load, and pasted commands need none of it
     from sim.scenario_file import ScenarioInput
 
-_RESOLVE: dict[EngineName, Callable[..., tuple[EngineConfig, tuple[Note, ...]]]] = {
-    "vllm": vllm_args.resolve,
-    "sglang": sglang_args.resolve,
-}
 _LENGTH_FLAG: dict[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
 _LENGTH_KEY: dict[EngineName, str] = {"vllm": "max_model_len", "sglang": "context_length"}
 
@@ -75,7 +70,7 @@ class ScenarioSource:
         """
         model = load_model(self.model)
         gpu, gpu_notes = find_gpu(self.gpu)
-        engine, notes = _RESOLVE[self.serve.engine](
+        engine, notes = _resolver(self.serve.engine)(
             self.serve, model, gpu, self.gpu_count, self.engine_version
         )
         model = with_quantization(model, engine["quantization"], engine["dtype"])
@@ -216,6 +211,14 @@ def serve_of(file: str | Path | Mapping[str, Any]) -> ServeCommand:
     content = _content(file)
     command = _serve_command(None, content)
     return replace(command, model=content.model or command.model)
+
+
+def _resolver(engine: EngineName) -> Callable[..., tuple[EngineConfig, tuple[Note, ...]]]:
+    """An engine's own rules for absent flags; those of the other one stay unloaded."""
+    resolve: Callable[..., tuple[EngineConfig, tuple[Note, ...]]] = import_module(
+        f"sim.engines.{engine}.args"
+    ).resolve
+    return resolve
 
 
 def gpus_needed(engine: EngineConfig) -> int:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sim.carry import account_of
+from sim.copies import begun
 from sim.figures.intervals import LEVEL, Interval, intervals, repeat_noise
 from sim.figures.metrics import Figures
 from sim.loop.replica import StepSink
@@ -18,6 +21,7 @@ from sim.simulate import SimResult, roofline, simulate
 from sim.steptime.base import StepTimeModel
 from sim.steptime.defaults import default_efficiencies
 from sim.steptime.scale import slowed
+from sim.workload.generate import generate_load
 
 if TYPE_CHECKING:
     from sim.profile import Profile
@@ -49,6 +53,7 @@ def forecast(
     steps: StepSink | None = None,
     leap: bool = True,
     fast: bool | None = None,
+    copies: bool = False,
 ) -> SimResult:
     """`simulate`, with 90 % intervals under `extra["intervals"]` of the result.
 
@@ -58,6 +63,7 @@ def forecast(
     Args:
         draws: further simulations with a profile; 0 leaves intervals out altogether.
         requests, steps, leap, fast: see `simulate`; `steps` sees the most likely simulation only.
+        copies: whether the further simulations may run beside it, in copies of this process.
 
     Raises:
         BadInput, EngineStuck: as `simulate`; the profile is of another GPU.
@@ -66,25 +72,39 @@ def forecast(
     step_time: StepTimeModel | None = None
     if profile is not None:
         step_time, notes = profile.step_time(scenario)
-    nominal = simulate(
-        replace(scenario, notes=(*scenario.notes, *notes)),
-        step_time=step_time,
-        requests=requests,
-        steps=steps,
-        leap=leap,
-        fast=fast,
-    )
+    account = account_of(scenario)
+    load = generate_load(scenario.workload) if requests is None else None
     count = DRAWS if draws is None else draws
-    if not count:
-        return nominal
-    basis = _basis(scenario, profile, count)
-    others = []
-    for index, model in enumerate(basis.models):
-        reseeded = scenario if basis.envelope else _reseeded(scenario, index + 1)
+    basis = _basis(scenario, profile, count) if count else None
+
+    def other(index: int, model: StepTimeModel) -> Figures:
+        one_load = basis is None or basis.envelope
         run = simulate(
-            reseeded, step_time=model, requests=requests, account=nominal.account, leap=leap, fast=fast
+            scenario if one_load else _reseeded(scenario, index + 1),
+            step_time=model,
+            requests=requests,
+            load=load if one_load else None,
+            account=account,
+            leap=leap,
+            fast=fast,
         )
-        others.append(_figures(run.result))
+        return _figures(run.result)
+
+    tasks = [partial(other, *numbered) for numbered in enumerate(basis.models if basis else ())]
+    with begun(tasks, copies) as results:
+        nominal = simulate(
+            replace(scenario, notes=(*scenario.notes, *notes)),
+            step_time=step_time,
+            requests=requests,
+            load=load,
+            account=account,
+            steps=steps,
+            leap=leap,
+            fast=fast,
+        )
+        others = results()
+    if basis is None:
+        return nominal
     centre = _figures(nominal.result)
     first_token = 0.0 if profile is None else profile.content.first_token
     found = (

@@ -30,7 +30,7 @@ from sim.steptime.cost import model_cost
 from sim.steptime.defaults import default_efficiencies
 from sim.steptime.efficiencies import Efficiencies
 from sim.steptime.roofline import TOO_FAR, Peaks, RooflineModel
-from sim.workload.generate import generate_load, warmups
+from sim.workload.generate import Load, generate_load, warmups
 
 
 class _Engines(Mapping[str, EngineGlue]):
@@ -79,6 +79,7 @@ def simulate(
     *,
     step_time: StepTimeModel | None = None,
     requests: Sequence[Request] | None = None,
+    load: Load | None = None,
     steps: StepSink | None = None,
     account: MemoryAccount | None = None,
     before: Sequence[Request] = (),
@@ -90,6 +91,7 @@ def simulate(
     Args:
         step_time: instead of the roofline with the GPU's default efficiencies.
         requests: instead of those that the scenario's workload generates.
+        load: what the scenario's workload generates, if that is at hand.
         steps: called with a JSON-ready dict for every step.
         account: instead of the one computed from the scenario.
         before: what the engine served before this run; it leaves the prefix cache warm, as an earlier run
@@ -110,7 +112,7 @@ def simulate(
         )
     notes += account.notes
     if requests is None:
-        load = generate_load(spec)
+        load = load or generate_load(spec)
         requests = load.requests
         notes += load.notes
     first = [*_renamed(before), *warmups(spec, requests)]

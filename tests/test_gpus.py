@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from sim.errors import BadInput
+from sim.hardware import gpus
 from sim.hardware.gpus import find_gpu, gpu_rows, memory_bytes_under_wsl
 
 GIB = 2**30
@@ -39,6 +40,14 @@ def test_a_short_name_says_what_it_was_taken_for() -> None:
     notes = find_gpu("H100")[1]
     assert any("H100-SXM-80GB" in note.text for note in notes)
     assert not any(note.kind == "info" for note in find_gpu("H100-SXM-80GB")[1])
+
+
+def test_rows_read_alone_decide_as_the_whole_table_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = gpus._rows()
+    spellings = [s for name, row in whole.items() for s in (name, row.device_name, *row.aliases) if s]
+    alone = [find_gpu(spelling) for spelling in spellings]
+    monkeypatch.setattr(gpus, "_rows", lambda word="": whole)
+    assert [find_gpu(spelling) for spelling in spellings] == alone
 
 
 def test_an_unknown_gpu_gets_neighbours() -> None:

@@ -55,8 +55,16 @@ def simulate_with(
         from sim.profile import load_profile
 
         loaded = load_profile(profile)
-    fast = None if scenario.workload.num_prompts >= WORTH_COMPILED else False
-    return forecast(scenario, loaded, draws=draws, steps=steps, leap=leap, fast=fast)
+    large = scenario.workload.num_prompts >= WORTH_COMPILED
+    return forecast(
+        scenario,
+        loaded,
+        draws=draws,
+        steps=steps,
+        leap=leap,
+        fast=None if large else False,
+        copies=not large,  # nor are kernels loaded twice, or large loads held twice
+    )
 
 
 @contextmanager
@@ -149,7 +157,7 @@ def write_outcome(outcome: SimResult, json_to: str | None, plot: Path | None) ->
 
     result = outcome.result
     if json_to == "-":
-        click.echo(result_text(result), nl=False)
+        click.echo(result_text(result).encode(), nl=False)  # text would be searched for colours
     else:
         from sim.output.report import render
 

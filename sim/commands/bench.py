@@ -21,7 +21,6 @@ from sim.workload.spec import RandomDataset, WorkloadSpec
 
 FIELD = "--bench"
 ClientName = Literal["vllm", "sglang"]
-_TABLES: dict[ClientName, str] = {"vllm": "bench_vllm.yaml", "sglang": "bench_sglang.yaml"}
 _OTHER: dict[ClientName, ClientName] = {"vllm": "sglang", "sglang": "vllm"}
 _MODULES: dict[str, ClientName] = {
     "sglang.bench_serving": "sglang",
@@ -58,7 +57,7 @@ class BenchCommand:
 
 def table(client: ClientName) -> FlagTable:
     """The flag table of a client."""
-    return load_table("sim.commands", _TABLES[client])
+    return load_table(f"commands/bench_{client}.json")
 
 
 def default_spec(client: ClientName) -> WorkloadSpec:

@@ -20,7 +20,6 @@ from sim.scenario import EngineConfig, EngineName
 from sim.yamltext import load_yaml
 
 FIELD = "--serve"
-_TABLE_PACKAGES: dict[EngineName, str] = {"vllm": "sim.engines.vllm", "sglang": "sim.engines.sglang"}
 _OTHER: dict[EngineName, EngineName] = {"vllm": "sglang", "sglang": "vllm"}
 _MODEL_FLAG: dict[EngineName, str] = {"vllm": "--model", "sglang": "--model-path"}
 _MODULES: dict[str, EngineName] = {
@@ -80,7 +79,7 @@ class ServeCommand:
 
 def table(engine: EngineName) -> FlagTable:
     """The flag table of an engine."""
-    return load_table(_TABLE_PACKAGES[engine])
+    return load_table(f"engines/{engine}/flags.json")
 
 
 def parse_serve_command(text: str) -> ServeCommand:

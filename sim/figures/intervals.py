@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sim.figures.metrics import Figures
+from sim.figures.metrics import Figures, median
 
 LEVEL = 0.90
 # Repeat noise, one standard deviation of one run [relative]. Two runs of the same arrivals on an H100
@@ -74,7 +74,7 @@ def intervals(
         near = [other for d in beside if (other := d.get(key)) is not None and other > 0]
         if len(others) < count:
             continue
-        centre = float(np.median(np.log([value, *near])))
+        centre = median(np.log([value, *near]))
         spread = float(np.sqrt(np.mean((np.log(others) - centre) ** 2))) if count else 0.0
         further = first_token if "_ttft_" in key else 0.0
         half = math.hypot(_t90(count) * spread, 1.645 * noise * repeat_noise(key), 1.645 * further)

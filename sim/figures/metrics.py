@@ -123,7 +123,7 @@ def distribution(name: str, seconds: Floats | Runs, quantiles: tuple[float, ...]
     some = len(seconds) > 0
     figures: Figures = {
         f"mean_{name}_ms": float(seconds.mean()) * 1000.0 if some else None,
-        f"median_{name}_ms": _median(seconds) * 1000.0 if some else None,
+        f"median_{name}_ms": median(seconds) * 1000.0 if some else None,
         f"std_{name}_ms": float(seconds.std()) * 1000.0 if some else None,
     }
     values = np.percentile(seconds, quantiles).tolist() if some else []
@@ -132,7 +132,7 @@ def distribution(name: str, seconds: Floats | Runs, quantiles: tuple[float, ...]
     return figures
 
 
-def _median(values: Floats) -> float:
+def median(values: Floats) -> float:
     """`np.median`, which would load numpy's masked arrays to look for NaN."""
     middle, last = len(values) // 2, len(values) - 1
     ordered = np.partition(values, (max(0, middle - 1), middle, last))

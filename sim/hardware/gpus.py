@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sim.data import shipped
 from sim.errors import BadInput
 from sim.hardware.spec import GpuSpec
 from sim.provenance import Note
-from sim.yamltext import load_yaml
+from sim.yamltext import entries, load_yaml
 
 GIB = 2**30
 
@@ -71,8 +70,8 @@ def find_gpu(name: str) -> tuple[GpuSpec, tuple[Note, ...]]:
         return _from_file(Path(asked), None)
     if asked.endswith((".yaml", ".yml", ".json")):
         raise BadInput("--gpu", asked, "no such file")
-    rows = _rows()
     wanted = _plain(asked)
+    rows = _rows(wanted)
     for full, row in rows.items():
         if wanted in {_plain(full), _plain(row.device_name)} and wanted:
             return row.spec(full), _assumed_notes(full, row)
@@ -90,23 +89,24 @@ def gpu_rows() -> tuple[GpuSpec, ...]:
 
 def memory_bytes_under_wsl(gpu: GpuSpec) -> int | None:
     """Total memory that the Windows driver reports for this part; None if not known to differ."""
-    row = _rows().get(gpu.name)
+    row = _rows(_plain(gpu.name)).get(gpu.name)
     if row is None or row.memory_gib_wsl is None:
         return None
     return round(row.memory_gib_wsl * GIB)
 
 
 @cache
-def _rows() -> Mapping[str, GpuRow]:
-    text = resources.files("sim.data").joinpath("gpus.yaml").read_text(encoding="utf-8")
-    return {str(name): GpuRow(**row) for name, row in load_yaml(text).items()}
+def _rows(word: str = "") -> Mapping[str, GpuRow]:
+    """The shipped table, or no more of it than the rows in whose text a plain name occurs."""
+    text = "".join(row for row in entries(shipped("gpus.yaml")) if word in _plain(row))
+    return {str(name): GpuRow(**row) for name, row in (load_yaml(text) or {}).items()}
 
 
 def _plain(name: str) -> str:
     text = name.lower()
     for word in ("nvidia", "geforce", "amd", "instinct", "tesla"):
         text = text.replace(word, "")
-    return "".join(letter for letter in text if letter.isalnum())
+    return _PUNCTUATION.sub("", text)
 
 
 def _assumed_notes(name: str, row: GpuRow) -> tuple[Note, ...]:
@@ -115,6 +115,7 @@ def _assumed_notes(name: str, row: GpuRow) -> tuple[Note, ...]:
     )
 
 
+_PUNCTUATION = re.compile(r"[\W_]+")
 _COUNTED = re.compile(r"(?:(\d{1,2})\s*[x×*]\s*(.+)|(.*\d.*?)\s*[x×*]\s*(\d{1,2}))", re.IGNORECASE)
 
 
@@ -125,6 +126,8 @@ def _unknown_hint(asked: str) -> str:
             f"names one kind of GPU; how many follows from the command (-tp {count}, --pp, --dp), or "
             f"say --gpu {name} --gpu-count {count} for more than it takes"
         )
+    import difflib
+
     spellings: dict[str, str] = {}
     for full, row in _rows().items():
         for spelling in (full, row.device_name, *row.aliases):

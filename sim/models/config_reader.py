@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
+from sim.data import shipped
 from sim.errors import BadInput
-from sim.yamltext import load_yaml
+from sim.yamltext import entries, load_yaml
 
 # Sections that hold the language model of a multimodal or composite config, outermost first.
 TEXT_SECTIONS = ("thinker_config", "text_config", "language_config", "llm_config", "language_model_config")
@@ -50,11 +50,13 @@ FAMILY_ALIASES = {
 
 
 @cache
-def family_defaults() -> Mapping[str, Mapping[str, Any]]:
-    """model_type -> what its HF config class assumes for absent fields."""
-    text = resources.files("sim.data").joinpath("model_families.yaml").read_text(encoding="utf-8")
-    table: dict[str, dict[str, Any]] = load_yaml(text)
-    return table
+def family_defaults(model_type: str) -> Mapping[str, Any]:
+    """What a family's HF config class assumes for absent fields; nothing of an unknown one."""
+    for row in entries(shipped("model_families.yaml")):
+        if row.partition(":")[0] == model_type:
+            defaults: dict[str, Any] = load_yaml(row)[model_type]
+            return defaults
+    return {}
 
 
 class ConfigReader:
@@ -70,7 +72,7 @@ class ConfigReader:
         self.text = _text_section(config)
         self.model_type = str(self.text.get("model_type") or config.get("model_type") or "")
         self.family = FAMILY_ALIASES.get(self.model_type, self.model_type)
-        self.defaults = family_defaults().get(self.family, {})
+        self.defaults = family_defaults(self.family)
         self.defaulted: list[tuple[str, str]] = []
         self.missing: list[str] = []
 

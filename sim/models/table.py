@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module, resources
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from sim.data import FOLDER
 from sim.errors import BadInput
 from sim.models.config import parse_config
 from sim.models.model import ModelConfig
-from sim.yamltext import load_yaml
+from sim.yamltext import entries, load_yaml
 
 # Keys of a row that are ours; every other key is a field of the model's config.json.
 _OWN_KEYS = {"like", "also", "quantised", "source", "extra_parameters", "quantization_config"}
 SCHEMES = "_schemes.yaml"
+_LIKE = re.compile(r"^  like: (.+)$", re.MULTILINE)
 
 
 def load_model(name_or_path: str) -> ModelConfig:
@@ -66,22 +68,21 @@ def model_names() -> tuple[str, ...]:
 @cache
 def _files() -> Mapping[str, str]:
     """Text of every shipped file, by its name, in order."""
-    folder = resources.files("sim.data").joinpath("models")
-    files = sorted(folder.iterdir(), key=lambda item: item.name)
-    return {file.name: file.read_text(encoding="utf-8") for file in files if file.name.endswith(".yaml")}
+    files = sorted((FOLDER / "models").glob("*.yaml"))
+    return {file.name: file.read_text(encoding="utf-8") for file in files}
 
 
 @cache
 def _table(word: str = "") -> Mapping[str, Mapping[str, Any]]:
     """Full name -> config.json fields, `like`, `also` and `quantised` resolved.
 
-    Only of files that hold `word`: to parse them all takes longer than to simulate.
+    With a word, no more of it than the rows in which that occurs, and what they are like.
     """
     rows: dict[str, dict[str, Any]] = {}
     for file, text in _files().items():
         if file != SCHEMES and word in text:
-            rows.update({key: row for key, row in load_yaml(text).items() if not key.startswith("_")})
-    schemes = load_yaml(_files()[SCHEMES]) if rows else {}
+            read = load_yaml(_excerpt(text, word)) or {}
+            rows.update({key: row for key, row in read.items() if not key.startswith("_")})
     table: dict[str, Mapping[str, Any]] = {}
     for name, row in rows.items():
         config = _resolve(rows, row)
@@ -89,8 +90,28 @@ def _table(word: str = "") -> Mapping[str, Mapping[str, Any]]:
         for twin in row.get("also", ()):
             table[twin] = config
         for quantised, scheme in row.get("quantised", {}).items():
-            table[quantised] = {**config, "quantization_config": schemes[scheme]}
+            if word in quantised:
+                table[quantised] = {**config, "quantization_config": _schemes()[scheme]}
     return table
+
+
+def _excerpt(text: str, word: str) -> str:
+    """The rows of a file that hold the word, those that these are like, and what several rows share."""
+    rows = {row.partition(":")[0]: row for row in entries(text)}
+    waiting = [name for name, row in rows.items() if name.startswith("_") or word in row]
+    kept: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name not in kept:
+            kept.add(name)
+            waiting += _LIKE.findall(rows[name])
+    return "".join(row for name, row in rows.items() if name in kept)
+
+
+@cache
+def _schemes() -> Mapping[str, Any]:
+    schemes: dict[str, Any] = load_yaml(_files()[SCHEMES])
+    return schemes
 
 
 def _resolve(rows: Mapping[str, Mapping[str, Any]], row: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,6 +159,8 @@ def _find(name: str) -> str | None:
 
 
 def _nearest(name: str) -> list[str]:
+    import difflib
+
     table = {full.lower(): full for full in _table()}
     tails = {full.rsplit("/", 1)[1].lower(): full for full in _table()}
     found = difflib.get_close_matches(name.lower(), list(table), n=3, cutoff=0.5)

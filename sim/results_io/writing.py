@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -113,23 +113,28 @@ def _itls_text(records: RequestRecords) -> str:
     """Inter-token latencies by request, as JSON.
 
     They make up nine tenths of a file. Requests that decode together have the same ones, so each number is
-    spelled once.
+    spelled once, and each list is a piece of one text.
     """
     shared = records.emissions.spans(len(records)) if isinstance(records, SimulatedRecords) else None
     if shared is not None:
         gaps, spans = shared
-        texts = list(map(_spelled, gaps.tolist()))
+        texts = _spelled(gaps.tolist())
     else:
         values = records.itls.tolist()
-        spelled = {value: _spelled(value) for value in dict.fromkeys(values)}
+        different = list(dict.fromkeys(values))
+        spelled = dict(zip(different, _spelled(different), strict=True))
         texts = list(map(spelled.__getitem__, values))
         spans = list(pairwise(records.itl_offsets.tolist()))
-    lists = [f"[{', '.join(texts[a:b])}]" for a, b in spans]
+    whole = ", ".join(texts)
+    begins = [0, *accumulate(len(text) + 2 for text in texts)]
+    lists = [f"[{whole[begins[a] : max(begins[a], begins[b] - 2)]}]" for a, b in spans]
     return f"[{', '.join(lists)}]"
 
 
-def _spelled(value: float) -> str:
-    return repr(value) if math.isfinite(value) else json.dumps(plain(value))
+def _spelled(values: list[float]) -> list[str]:
+    if all(map(math.isfinite, values)):
+        return list(map(repr, values))
+    return [repr(value) if math.isfinite(value) else json.dumps(plain(value)) for value in values]
 
 
 def plain(value: Any) -> Any:

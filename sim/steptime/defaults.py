@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 
+from sim.data import shipped
 from sim.hardware.spec import GpuSpec
 from sim.provenance import Note, Origin, Sourced
 from sim.steptime.efficiencies import Efficiencies
@@ -79,6 +79,5 @@ def _family_of(gpu: GpuSpec, table: _Table) -> _Family:
 
 @cache
 def _table() -> _Table:
-    text = resources.files("sim.data").joinpath("efficiencies.yaml").read_text(encoding="utf-8")
-    content = load_yaml(text)
+    content = load_yaml(shipped("efficiencies.yaml"))
     return _Table(content["sources"], content["common"], [_Family(**row) for row in content["families"]])
