@@ -117,8 +117,11 @@ def test_no_point_wins_by_less_than_its_interval(whatif):
     assert "Most throughput at max-num-seqs=8: " in whatif
     answer = what_if(source(), parse_vary(["max-num-seqs=256,512,1"]), run_serially, replications=2)
     assert "Most throughput at max-num-seqs=256 or max-num-seqs=512: " in whatif_page(answer, "p")
+    moved = r"TTFT x[\d.]+(e\+\d+)? from max-num-seqs=512 to max-num-seqs=1\."
+    assert re.search(moved, whatif_page(answer, "p"))
     same = replace(answer, rows=(replace(answer.rows[0], points=answer.rows[0].points[:2]),))
     assert "Throughput does not change over max-num-seqs: " in whatif_page(same, "p")
+    assert " from max-num-seqs=256 to max-num-seqs=512." not in whatif_page(same, "p")
 
 
 def test_unreachable_objectives_have_a_page_too():

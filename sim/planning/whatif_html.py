@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sim.planning.margin import error_sentences
 from sim.planning.mechanism import explain
 from sim.planning.page import Page, Table, footer, render_page, sentence
@@ -63,8 +65,25 @@ def _whatif_headline(answer: WhatIf) -> str:
             told.append(f"throughput does not change over {what}: {rate}")
         else:
             told.append(f"most throughput at {' or '.join(p.variant.label for p in equal)}: {rate}")
+        told += _largest_move(row)
     text = "; ".join(told)
     return sentence(text) if text else "No point could run."
+
+
+def _largest_move(row: Row) -> list[str]:
+    """The latency that changes by the largest factor between neighbours, if one clearly changes."""
+    titles = dict(METRICS)
+    found = [
+        (
+            abs(math.log(ratio.mean)),
+            f"{titles[change.key]} x{ratio.mean:.2g} from {a.variant.label} to {b.variant.label}",
+        )
+        for a, b in steps_of(row)
+        for change in changes(a, b)
+        if change.key.endswith("_ms") and change.clear and not change.small
+        if (ratio := change.ratio) is not None and ratio.mean > 0.0
+    ]
+    return [max(found)[1]] if found else []
 
 
 def _clearly_less(point: Point, best: Point) -> bool:
