@@ -129,7 +129,10 @@ def coefficients_text(fit: FitResult) -> str:
 def warnings(fit: FitResult) -> list[str]:
     """What speaks against a fit, although it ended well."""
     found = []
-    if stuck := [name for name, status in fit.status.items() if status == "at bound"]:
+    at_bound = [name for name, status in fit.status.items() if status == "at bound"]
+    if absent := [name for name in at_bound if _is_absent(fit, name)]:
+        found.append(f"note: the runs show nothing of {', '.join(absent)}: 0 is the least there can be")
+    if stuck := [name for name in at_bound if name not in absent]:
         found.append(
             f"WARNING: {', '.join(stuck)} would leave what physics allows: the runs, their GPU or their "
             "flags may not be those of the scenario, or a client or another process slowed them"
@@ -142,6 +145,12 @@ def warnings(fit: FitResult) -> list[str]:
             "before you know why"
         )
     return found
+
+
+def _is_absent(fit: FitResult, name: str) -> bool:
+    """Whether a coefficient came out as nothing at all: cards need not throttle."""
+    bound = BOUNDS[name]
+    return bound.low == 0.0 and fit.value(name) < bound.high - fit.value(name)
 
 
 def summary(done: Calibration) -> str:

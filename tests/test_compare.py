@@ -1,6 +1,6 @@
 """Predicted beside measured: what decides, what is only shown, what must not be compared."""
 
-from __future__ import annotations
+from __future__ import json
 
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +210,15 @@ def test_the_interval_holds_the_error_and_names_its_parts() -> None:
     assert full.low == pytest.approx(1.2 * 0.9 - 1, abs=0.002)
 
 
+def test_a_figure_that_the_prediction_gives_no_interval_has_none() -> None:
+    predicted, measured = pair(ttft=1.2)
+    told = {"intervals": {"figures": {"mean_ttft_ms": [100.0, 200.0]}}}
+    found = compare(replace(predicted, extra=told), measured)
+    assert row(found, "mean_ttft_ms").interval is not None
+    assert row(found, "p90_ttft_ms").interval is None
+    assert row(compare(predicted, measured), "p90_ttft_ms").interval is not None
+
+
 def test_repeats_measure_the_noise_that_is_assumed_otherwise() -> None:
     predicted, measured = pair()
     alone = row(compare(predicted, measured), "mean_ttft_ms").noise
@@ -365,7 +374,11 @@ def test_a_scenario_is_predicted_replayed_compared_and_drawn(tmp_path: Path) -> 
     )
     assert code == 0, text
     assert (tmp_path / "c.svg").stat().st_size > 10_000
-    assert '"verdict": "PASS"' in (tmp_path / "c.json").read_text()
+    (told,) = json.loads((tmp_path / "c.json").read_text())
+    assert told["verdict"] == "PASS"
+    # What is uncertain of the step times enters the percentiles that the client was not to print as well.
+    parts = {row["key"]: row["interval"]["parts"] for row in told["rows"] if row["interval"]}
+    assert all("prediction" in parts[f"{name}_ttft_ms"] for name in ("mean", "p90", "p95", "p99"))
 
 
 def test_the_json_has_every_row(tmp_path: Path) -> None:

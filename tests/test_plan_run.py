@@ -51,6 +51,22 @@ def test_bounds_and_figures_that_are_missed_are_warned_of() -> None:
     assert "still 42% off" in text
 
 
+@pytest.mark.parametrize(("name", "value"), [("throttle", 0.0), ("front_request", 0.0)])
+def test_what_a_card_or_a_client_does_not_do_is_no_warning(name: str, value: float) -> None:
+    prior = default_prior(SCENARIO.gpu)
+    space = space_of(prior, (name,))
+    found = replace(
+        fitted("fitted", 0.0),
+        efficiencies=replace(prior.efficiencies, **{name: value}),
+        space=space,
+        vector=np.array([value]),
+        status={name: "at bound"},
+    )
+    text = coefficients_text(found)
+    assert f"nothing of {name}" in text
+    assert "WARNING" not in text
+
+
 def test_a_run_of_another_engine_is_no_evidence() -> None:
     result = simulate(SCENARIO).result
     theirs = replace(result, identity={**result.identity, "engine": "sglang"})

@@ -95,7 +95,7 @@ def compare(
         )
         comparisons.append(comparison)
         if json_to != "-":
-            files = Path(name).name + (f" and {len(group) - 1} repeats" if len(group) > 1 else "")
+            files = Path(name).name + repeats_text(len(group) - 1)
             click.echo(f"{files} ({load_name(first)}): predicted beside {first.tool}")
             click.echo(format_comparison(comparison, threshold))
     if json_to is not None:
@@ -151,16 +151,25 @@ class _Predictions:
         from dataclasses import replace
 
         from sim.cli.predict import simulate_with
+        from sim.comparison.figures import METRICS, PERCENTILES
         from sim.comparison.loads import scenario_for
         from sim.flood import at_once
 
         scenario = scenario_for(self._scenario, measured, path if self._replay else None)
+        # Every statistic that is shown needs an interval of its own, whatever the client was to print.
+        spec = replace(scenario.workload, percentiles=PERCENTILES, percentile_metrics=METRICS)
+        scenario = replace(scenario, workload=spec)
         predicted = simulate_with(scenario, self._profile, draws=None).result
         flood = at_once(scenario.workload)
         if flood is None:
             return predicted, None
         flooded = simulate_with(replace(scenario, workload=flood), self._profile).result
         return predicted, flooded.extra["regime"]["sustainable_rate"]
+
+
+def repeats_text(count: int) -> str:
+    """What follows the name of the first of several runs of a load."""
+    return f" and {count} repeat{'s' if count > 1 else ''}" if count else ""
 
 
 def _write_json(comparisons: list[Comparison], threshold: float | None, json_to: str) -> None:

@@ -20,7 +20,7 @@ from sim.comparison.figures import (
     split_key,
 )
 from sim.comparison.identity import Difference, differences
-from sim.comparison.intervals import ErrorInterval, error_interval, prediction_interval
+from sim.comparison.intervals import ErrorInterval, error_interval, is_silent, prediction_interval
 from sim.comparison.noise import Noise, repeat_noise
 from sim.comparison.regimes import Regimes, judge
 from sim.comparison.sampling import Distance, Equivalence, distance, equivalence, log_ratio_spread
@@ -254,9 +254,11 @@ def _rows(predicted: BenchResult, repeats: list[BenchResult], regimes: Regimes) 
         row = MetricRow(
             key, ours, sum(known) / len(known), n, noise=noise, scored=not reason, unscored=reason
         )
-        interval = error_interval(
-            key, row.error, prediction_interval(predicted, key), spreads.get(key), noise, len(known)
-        )
+        interval = None
+        if not is_silent(predicted, key):
+            interval = error_interval(
+                key, row.error, prediction_interval(predicted, key), spreads.get(key), noise, len(known)
+            )
         rows.append(replace(row, interval=interval))
     for key in _SERVER_KEYS:
         ours, theirs = predicted.server.get(key), first.server.get(key)

@@ -14,6 +14,7 @@ from sim.results import BenchResult, Floats, RequestRecords
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 THROUGHPUTS = ("request_throughput", "output_throughput", "total_token_throughput")
 LATENCY_KEYS = tuple(f"{stat}_{metric}_ms" for metric in METRICS for stat in STATISTICS)
 _LATENCY = re.compile(r"(mean|median|std|p(\d+(?:\.\d+)?))_(ttft|tpot|itl|e2el)_ms")

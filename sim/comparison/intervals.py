@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sim.comparison.figures import figure
 from sim.comparison.noise import Noise, mean_error_share
@@ -38,12 +39,25 @@ def prediction_interval(predicted: BenchResult, key: str) -> tuple[float, float]
     None where it gives none. The interval (see `sim.forecast`) holds what is uncertain of the coefficients,
     what another seed of the load does, and repeat noise.
     """
-    told, value = predicted.extra.get("intervals"), figure(predicted, key)
-    figures = told.get("figures") if isinstance(told, Mapping) else None
-    entry = figures.get(key) if isinstance(figures, Mapping) else None
+    value, entry = figure(predicted, key), _told(predicted).get(key)
     if not value or value < 0 or not isinstance(entry, list | tuple) or len(entry) != 2 or None in entry:
         return None
     return float(entry[0]) / value, float(entry[1]) / value
+
+
+def is_silent(predicted: BenchResult, key: str) -> bool:
+    """Whether the prediction gives others of its figures an interval and this one none.
+
+    What is uncertain of it is then unknown, and no less than what is of the others.
+    """
+    told = _told(predicted)
+    return bool(told) and key not in told
+
+
+def _told(predicted: BenchResult) -> Mapping[str, Any]:
+    intervals = predicted.extra.get("intervals")
+    figures = intervals.get("figures") if isinstance(intervals, Mapping) else None
+    return figures if isinstance(figures, Mapping) else {}
 
 
 def error_interval(

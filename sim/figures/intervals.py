@@ -24,7 +24,7 @@ LEVEL = 0.90
 REPEAT: Mapping[str, float] = {"mean": 0.012, "median": 0.012, "p90": 0.021, "p95": 0.027, "p99": 0.034}
 REPEAT_THROUGHPUT = 0.005
 _T90 = {1: 6.31, 2: 2.92, 3: 2.35, 4: 2.13, 5: 2.02, 6: 1.94, 7: 1.89, 8: 1.86, 10: 1.81, 15: 1.75, 20: 1.72}
-_NEVER = ("completed", "failed", "total_", "n_", "std_", "success_rate", "num_prompts", "goodput_good")
+_NEVER = ("completed", "failed", "n_", "std_", "success_rate", "num_prompts", "goodput_good")
 
 
 @dataclass(frozen=True, slots=True)
