@@ -1,7 +1,8 @@
 """Predicted beside measured: what decides, what is only shown, what must not be compared."""
 
-from __future__ import json
+from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
