@@ -214,8 +214,8 @@ def test_series_are_thinned_but_keep_the_first_sample():
     buffer = SeriesBuffer(limit=16)
     state = vllm().queue_state()
     for moment in range(1000):
-        buffer.add(float(moment), state)
-    times = [sample[0] for sample in buffer.samples]
+        buffer.add(float(moment), *state)
+    times = buffer.time
     assert len(times) < 16
     assert times[0] == 0.0
     assert len(set(np.diff(times))) == 1

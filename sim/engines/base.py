@@ -250,6 +250,24 @@ class Scheduler(Protocol):
         """Ids of waiting requests in the order in which the scheduler will look at them."""
 
 
+class Leapt(NamedTuple):
+    """What came of a leap.
+
+    Attributes:
+        plan: the plan whose result is still due, if `pipeline_depth` leaves one in flight.
+        blocks: how many KV blocks were begun by each of the calls and those before it.
+        prefill: what came of the plan in flight, if it was of kind "prefill"; it is the first result then.
+        joined: ids of those who joined the crowd with the first result, a prefill's aside.
+        finished: (id, reason) of those whom the last result ended, in order.
+    """
+
+    plan: StepPlan | None
+    blocks: list[int]
+    prefill: StepResult | None
+    joined: list[str]
+    finished: list[tuple[str, FinishReason]]
+
+
 @runtime_checkable
 class Leaping(Scheduler, Protocol):
     """A scheduler that decides the same, but counts its decoding requests instead of listing them.
@@ -257,24 +275,23 @@ class Leaping(Scheduler, Protocol):
     Requests that get one token in every call form the crowd. Plans and results tell it by its size and by who
     joins and leaves: a request that `new_tokens` of a result names belongs to the crowd's end from then on,
     until it finishes or `left` names it. (Results of kind "prefill" leave the crowd alone.)
+
+    Attributes:
+        block_size: tokens per KV block.
     """
 
-    def steady_calls(self) -> int:
-        """How many further calls are certain to equal the latest one, but for contexts that grow by one each.
+    block_size: int
 
-        That holds as long as no request is added. None of the results due before the last of these calls
-        finishes a request. 0 or more.
+    def steady_calls(self) -> int:
+        """How many further calls are certain to decode a token for each member of the crowd and nothing else.
+
+        That holds as long as no request is added. The crowd stays as it is until the last of these calls,
+        which lacks those whose last token it is known to be; the results that are processed before the call
+        after it end nobody, but for the latest of them. 0 or more.
         """
 
     def steady_shape(self) -> StepShape:
         """The batch of the first of these calls."""
 
-    def steady_kv_tokens(self, calls: int) -> int:
-        """How many more KV tokens are held after that many of these calls."""
-
-    def leap(self, calls: int) -> StepPlan | None:
-        """Make that many calls (at most `steady_calls`), and process the results due before the last one.
-
-        Returns:
-            The plan whose result is still due, if `pipeline_depth` leaves one in flight.
-        """
+    def leap(self, calls: int) -> Leapt:
+        """Make that many calls (1 to `steady_calls`), and process the results due before the next one."""

@@ -55,12 +55,12 @@ class Crowd(Generic[Member]):
         else:
             ending.append(member)
 
-    def first_end(self) -> int | None:
-        """The earliest call whose result may end a member."""
+    def first_end(self, since: int) -> int:
+        """The earliest call, from that one on, whose result may end a member; there must be one."""
         calls, ends = self._end_calls, self.ends
-        while calls and calls[0] not in ends:
-            heapq.heappop(calls)
-        return calls[0] if calls else None
+        while (first := calls[0]) < since or first not in ends:
+            ends.pop(heapq.heappop(calls), None)
+        return first
 
     def context(self, call: int) -> int:
         """Tokens computed once the call is done, summed over the members."""
@@ -76,6 +76,16 @@ class Crowd(Generic[Member]):
         end = begin + rest
         blocks = rounds * self.size + sum(phases[begin:end])
         return blocks + sum(phases[: end - size]) if end > size else blocks
+
+    def blocks_begun(self, call: int, calls: int) -> list[int]:
+        """`new_blocks` of the first, the first two, ... of that many calls from that one on."""
+        phases, begin = self._phases, call % self._block_size
+        if calls == 1:
+            return [phases[begin]]
+        end = begin + calls
+        if end > self._block_size:
+            phases = phases * (end // self._block_size + 1)
+        return list(accumulate(phases[begin:end]))
 
     def begins_block(self, anchor: int, call: int) -> bool:
         """Whether a member begins a block in that call."""

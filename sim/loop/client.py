@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import simpy
-
-from sim.loop.moments import at
+from sim.loop.moments import Clock, at
 from sim.request import Request
 
 
@@ -29,7 +27,7 @@ class Client:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         requests: Sequence[Request],
         send: Callable[[Request], None],
         max_concurrency: int | None = None,
@@ -58,7 +56,8 @@ class Client:
         """Take note that `request` will be complete at `when`; what waits for its place is sent then."""
         del request
         self._open -= 1
-        self._latest = max(self._latest, when)
+        if when > self._latest:
+            self._latest = when
         if not self._open:
             at(self._env, self._latest, self._finish)
         elif self._capped:

@@ -26,31 +26,47 @@ from sim.steptime.base import StepTimeModel
 
 
 class Stretch(NamedTuple):
-    """The moments of certain calls [s]: call 0 is made at `now`, call i > 0 at begin + sum of i - 1 periods.
+    """The moments of certain calls [s]: call 0 is made at `now`, call 1 at `first`.
 
-    Period k (from 0) is period + k * growth. Results are processed at the moments of calls 1, 2, ...
+    Call i > 1 is made at begin + sum of i - 1 periods, and period k (from 0) is period + k * growth. Results
+    are processed at the moments of calls 1, 2, ...
     """
 
     now: float
+    first: float
     begin: float
     period: float
     growth: float
 
     def call(self, i: int) -> float:
         """When call i is made."""
-        if not i:
-            return self.now
+        now, first, begin, period, growth = self
+        if i < 2:
+            return first if i else now
         i -= 1  # `progression`, spelled out: this is asked for every sample
-        return self.begin + (i * self.period + self.growth * (i * (i - 1) // 2))
+        return begin + (i * period + growth * (i * (i - 1) // 2))
+
+    def emit(self, recorder: Recorder, calls: int, landed: float, joined: list[str]) -> None:
+        """Hand out that many results, of which the last one is processed at `landed`."""
+        _, first, begin, period, growth = self
+        due = self.call(calls)
+        if landed != due and not math.isclose(landed, due, rel_tol=1e-12):
+            self.emit(recorder, calls - 1, self.call(calls - 1), joined)
+            recorder.emit(landed)
+        elif first == begin:
+            recorder.emit_run((begin, period, growth), calls, landed, joined)
+        else:
+            recorder.emit(first, (), joined)
+            if calls > 1:
+                recorder.emit_run((begin + period, period + growth, growth), calls - 1, landed)
 
     def calls_before(self, moment: float, most: int) -> int:
         """How many calls, at most `most`, are made before that moment. It lies behind call 0."""
-        ahead = moment - self.begin
-        if ahead <= 0.0:
+        if moment <= self.first:
             return 1
-        if self.call(most) < moment:
+        if self.call(most - 1) < moment:
             return most
-        half = self.growth / 2
+        ahead, half = max(0.0, moment - self.begin), self.growth / 2
         linear = self.period - half
         root = (
             (math.sqrt(linear * linear + 4 * half * ahead) - linear) / (2 * half) if half else ahead / linear
@@ -114,16 +130,18 @@ class LeapingReplica(Replica):
         in_flight: deque[InFlight] = deque()
         now = env.now
         while True:
-            if env.peek() <= now:
-                yield env.timeout(now - env.now)
+            event = env.peek()
+            if event <= now:
+                yield env.until(now)
+                event = env.peek()
             if inbox and inbox[0][0] <= now:
                 self._drain(now)
+            calls = scheduler.steady_calls()
+            if calls and (landed := self._leap(calls, now, event, in_flight)) is not None:
+                now = landed
+                continue
             came_to_nothing = False
             if scheduler.has_work():
-                calls = scheduler.steady_calls()
-                if calls and (landed := self._leap(calls, now, in_flight)) is not None:
-                    now = landed
-                    continue
                 plan = scheduler.schedule()
                 shape = plan.shape()
                 self._note_plan(plan, now)
@@ -193,64 +211,107 @@ class LeapingReplica(Replica):
         for rid, reason in result.finished:
             self._finish(rid, reason, now)
 
-    def _leap(self, calls: int, now: float, in_flight: deque[InFlight]) -> float | None:
-        """Make as many of the certain calls as lie before the next event. Returns when the next one is due.
+    def _leap(self, calls: int, now: float, event: float, in_flight: deque[InFlight]) -> float | None:
+        """Make as many of the certain calls as lie before `event`. Returns when the next one is due.
 
         None if host and device are not in step yet.
         """
         shape = self._leaper.steady_shape()
         line = self._prices.line(shape)
-        context, size = shape.decode_context, shape.num_decode_seqs
+        _, _, _, size, _, _, context, _ = shape
         calls = min(calls, (line.high - context) // size + 1)
         duration, growth = line.intercept + line.slope * context, line.slope * size
-        last_duration = duration + growth * (calls - 1)
-        host = line.host_before + line.host_after
-        behind = in_flight[-1].end if in_flight else None
-        if behind is None:
-            stretch = Stretch(now, now + host + duration, host + duration + growth, growth)
-        elif now + line.host_before <= behind and host <= min(duration, last_duration):
-            stretch = Stretch(now, behind + line.host_after, duration, growth)
-        elif now + line.host_before >= behind and host >= max(duration, last_duration):
-            stretch, behind = Stretch(now, now + host, host, 0.0), None
-        else:
+        stretch = stretch_of(line, duration, growth, calls, now, in_flight)
+        if stretch is None:
             return None
-        event = self._env.peek()
         if self._inbox and self._inbox[0][0] < event:
             event = self._inbox[0][0]
         if event < math.inf:
             calls = stretch.calls_before(event, calls)
-        busy = progression(calls - 1, duration, growth)
-        start = stretch.call(calls - 1) + line.host_before if behind is None else behind + busy
-        if start - busy > self._device_free:
-            add_time(self.usage.device, "host", start - busy - self._device_free)
-        last_duration = duration + growth * (calls - 1)
-        self._device_free = start + last_duration
-        self._recorder.emit_run((stretch.begin, stretch.period, stretch.growth), calls)
-        self._sample(stretch, calls)
-        plan = self._leaper.leap(calls)
+        self._state = self._leaper.queue_state()
+        plan, blocks, prefill, joined, finished = self._leaper.leap(calls)
+        self._sample(stretch, blocks)
+        alike = calls if plan is None or plan.crowd == size else calls - 1
+        busy, last = progression(alike - 1, duration, growth), duration + growth * (alike - 1)
+        start = self._device_free + busy
+        if (launched := stretch.call(alike - 1) + line.host_before) > start:
+            add_time(self.usage.device, "host", launched - start)
+            start = launched
+        self._device_free = start + last
+        self._account(line, shape, busy + last, alike)
+        landed = stretch.call(calls)
+        if prefill is not None:
+            self._deliver(in_flight[0], prefill, stretch.first)
         if plan is not None:
-            in_flight[-1] = InFlight(plan, start, self._device_free, line.host_after)
-        self._account(line, shape, busy + last_duration, calls)
-        return stretch.call(calls)
+            in_flight[0] = new_tuple(InFlight, (plan, start, self._device_free, line.host_after))
+            if alike < calls:
+                landed = self._launch_fewer(stretch.call(alike), in_flight)
+        if prefill is None:
+            stretch.emit(self._recorder, calls, landed, joined)
+        elif calls > 1:
+            _, _, begin, period, growth = stretch
+            self._recorder.emit_run((begin + period, period + growth, growth), calls - 1, landed, joined)
+        for request_id, reason in finished:
+            self._finish(request_id, reason, landed)
+        return landed
 
-    def _sample(self, stretch: Stretch, calls: int) -> None:
-        """What `_note_plan` keeps of each call."""
-        more_tokens, series = self._leaper.steady_kv_tokens, self.series
-        running, waiting, held, total = self._leaper.queue_state()
-        for i in series.turns(calls):
-            used = held + more_tokens(i + 1)
-            series.keep((stretch.call(i), running, waiting, used / total if total else 0.0))
+    def _launch_fewer(self, now: float, in_flight: deque[InFlight]) -> float:
+        """Launch the last call of a leap at `now`, with fewer requests. Returns when the next call is due."""
+        plan, _, end, after = in_flight[0]
+        shape = plan.shape()
+        price = self._prices.price(shape)
+        launched = now + price[3]
+        in_flight[0] = self._launch_at(price, plan, shape, launched)
+        self._tokens_since_output = 0
+        return max(launched, end) + after
+
+    def _sample(self, stretch: Stretch, blocks: list[int]) -> None:
+        """What `_note_plan` keeps of each call, of which each then held that many more blocks."""
+        series, size, calls = self.series, self._leaper.block_size, len(blocks)
+        running, waiting, held, total = self._state
+        most = held + blocks[-1] * size
+        if most > self.usage.max_kv_used_tokens:
+            self.usage.max_kv_used_tokens = most
+        if calls == 1:
+            series.add(stretch.now, running, waiting, most, total)
+        elif turns := series.turns(calls):
+            times = [stretch.call(i) for i in turns]
+            series.keep(times, running, waiting, [(held + blocks[i] * size) / total for i in turns])
 
     def _account(self, line: Line, shape: StepShape, seconds: float, calls: int) -> None:
         """What `_launch` keeps of each step; `seconds` of device time in all."""
         usage = self.usage
-        self._state = self._leaper.queue_state()
-        usage.max_kv_used_tokens = max(usage.max_kv_used_tokens, self._state.kv_used_tokens)
         usage.steps += calls
         if line.resource is not None:
             add_time(usage.device, line.resource, seconds)
-        if reason := self._kept_out(shape):
+        if self._state.num_waiting and (reason := self._kept_out(shape)):
             add_time(usage.waiting, reason, seconds)
         if line.reason is not None:
             usage.out_of_range[line.reason] = usage.out_of_range.get(line.reason, 0) + calls
         self._idle_calls = self._tokens_since_output = 0
+
+
+def stretch_of(
+    line: Line, duration: float, growth: float, calls: int, now: float, in_flight: deque[InFlight]
+) -> Stretch | None:
+    """When these calls are made, the first of them `now`, on a device that takes `duration` for its batch.
+
+    None if the host neither always hides behind the device nor always keeps it waiting.
+    """
+    before, after = line.host_before, line.host_after
+    launched = now + before
+    if not in_flight:
+        begin = launched + duration + after
+        return new_tuple(Stretch, (now, begin, begin, before + duration + growth + after, growth))
+    _, _, behind, first_after = in_flight[0]
+    shortest = longest = duration
+    if growth > 0.0:
+        longest += growth * (calls - 1)
+    else:
+        shortest += growth * (calls - 1)
+    if launched <= behind and before + after <= shortest and before + first_after <= shortest:
+        return new_tuple(Stretch, (now, behind + first_after, behind + after, duration, growth))
+    if launched >= behind and before + after >= longest and before + first_after >= longest:
+        begin = launched + first_after
+        return new_tuple(Stretch, (now, begin, begin, before + after, 0.0))
+    return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from heapq import heappush
 
 import simpy
-from simpy.events import URGENT
+from simpy.events import NORMAL, URGENT, EventPriority
 
 
 class Clock(simpy.Environment):
@@ -22,8 +23,15 @@ class Clock(simpy.Environment):
         self._now = then
         return True
 
+    def until(self, when: float, priority: EventPriority = NORMAL) -> simpy.Event:
+        """An event at that very moment; `timeout`, which adds a delay, may miss it by the last bit."""
+        event = simpy.Event(self)
+        event._ok, event._value = True, None
+        heappush(self._queue, (when, priority, next(self._eid), event))
+        return event
 
-def at(env: simpy.Environment, when: float, call: Callable[[], None]) -> None:
+
+def at(env: Clock, when: float, call: Callable[[], None]) -> None:
     """Run `call` at time `when`, ahead of any process that resumes at the same instant.
 
     What clients do at one instant thus precedes what the engine does then: a request that is sent in the
@@ -32,13 +40,4 @@ def at(env: simpy.Environment, when: float, call: Callable[[], None]) -> None:
     if when <= env.now:
         call()
     else:
-        _Moment(env, when - env.now, call)
-
-
-class _Moment(simpy.Event):
-    def __init__(self, env: simpy.Environment, delay: float, call: Callable[[], None]) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        self.callbacks.append(lambda _: call())
-        env.schedule(self, URGENT, delay)
+        env.until(when, URGENT).callbacks.append(lambda _: call())

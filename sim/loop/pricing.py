@@ -66,12 +66,12 @@ class DecodePrices:
 
     def line(self, shape: StepShape) -> Line:
         """The line of this batch (decodes alone, all sampled); it holds for the batch's context at least."""
-        context = shape.decode_context
-        lines = self._lines.get((shape.kind, shape.num_decode_seqs))
+        kind, _, _, size, _, _, context, _ = shape
+        lines = self._lines.get((kind, size))
         if lines is None:
-            lines = self._lines[shape.kind, shape.num_decode_seqs] = []
+            lines = self._lines[kind, size] = []
         for line in lines:
-            if line.low <= context <= line.high:
+            if line[2] <= context <= line[3]:  # low, high
                 return line
         line = self._find(shape)
         if line.high > line.low:
@@ -84,7 +84,8 @@ class DecodePrices:
         below, above = context // 2, context + FAR * shape.num_decode_seqs
         told = self._told(shape) if self._told is not None else None
         if told is not None:
-            below, above = max(below, math.ceil(told.since)), int(min(above, told.reach))
+            below = max(shape.num_decode_seqs, math.ceil(told.since))
+            above = int(min(above, told.reach))
         constant = self._constants(shape)
         while above > context:
             high = decodes(shape.kind, shape.num_decode_seqs, above)

@@ -111,17 +111,18 @@ class Recorder:
 
     def expect(self, requests: int) -> None:
         """Make room for that many."""
+        unknown = array("d", [NAN]) * requests
         for column in (self._sent, self._at_engine, self._first_scheduled, self._first_result):
-            column.extend([NAN] * requests)
+            column.extend(unknown)
         for column in (self._first_token, self._last_token):
-            column.extend([NAN] * requests)
-        for counts, unknown in (
+            column.extend(unknown)
+        for counts, first in (
             (self._prompt_len, 0),
             (self._output_len, 0),
             (self._cached, -1),
             (self._preemptions, 0),
         ):
-            counts.extend([unknown] * requests)
+            counts.extend(array("q", [first]) * requests)
         self._status.extend(bytes(requests))
 
     def sent(self, request: Request, now: float, at_engine: float) -> None:
@@ -154,7 +155,7 @@ class Recorder:
         """
         track = self.tracks.pop(request_id)
         if track.run_first >= 0:
-            self._close(track, self._emissions - 1, self._place(track))
+            self._close(track, self._emissions - 1, self._place(track) if self._cost else 0)
             self._ended.append(track)
         row = track.row
         self._output_len[row] = track.num_tokens
@@ -225,28 +226,32 @@ class Recorder:
         self.emit(now, left, joined)
         self._named = ids
 
-    def emit_run(self, times: tuple[float, float, float], count: int) -> None:
-        """`count` emissions to an unchanging group.
+    def emit_run(
+        self, times: tuple[float, float, float], count: int, last: float, joined: Collection[str] = ()
+    ) -> None:
+        """`count` emissions to a group that some may join before the first.
 
         Args:
             times: (first, gap, slope): results are processed at first, and after gaps of gap, gap + slope,
                 gap + 2 slope ...
             count: at least 1.
+            last: when the last of them is processed, to the last bit: who waits for it must see that moment.
         """
         first, gap, slope = times
-        self.emit(first)
+        self.emit(last if count == 1 else first, (), joined)
         if count == 1:
             return
         spent = self._cost * len(self._group)
         if self._last_base > first or spent > min(gap, gap + slope * (count - 2)):
             # The API process cannot keep up: every emission waits for it.
-            for k in range(1, count):
+            for k in range(1, count - 1):
                 self.emit(first + gap * k + slope * (k * (k - 1) // 2))
+            self.emit(last)
             return
         self._leaps.extend((len(self._base) - 1, count, gap, slope))
         self._emissions += count - 1
-        self._last_base = first + gap * (count - 1) + slope * ((count - 1) * (count - 2) // 2)
-        self._output_free = self._last_base + spent
+        self._last_base = last
+        self._output_free = last + spent
 
     def emit_apart(self, now: float, ids: Sequence[str]) -> None:
         """One token for each of `ids`, none of which is in the group."""
@@ -270,7 +275,7 @@ class Recorder:
             self._first_token[track.row] = time
 
     def _place(self, track: Track) -> int:
-        return list(self._group).index(track) if self._cost else 0
+        return list(self._group).index(track)
 
     def _close(self, track: Track, emission: int, place: int) -> None:
         """End a request's open run with the latest emission, at its place there."""
@@ -311,7 +316,7 @@ class Recorder:
         """Close what is still open; needed before anything is read."""
         for track in list(self._group):
             if track.run_first >= 0:
-                self._close(track, self._emissions - 1, self._place(track))
+                self._close(track, self._emissions - 1, self._place(track) if self._cost else 0)
 
     def records(self, order: Sequence[Request], parts: TtftParts) -> SimulatedRecords:
         """Records of all requests, in the order in which they were sent. Call `flush` first."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from array import array
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import simpy
 
 from sim.engines.base import (
@@ -25,6 +26,7 @@ from sim.errors import EngineStuck
 from sim.loop.moments import Clock, at
 from sim.loop.recorder import Recorder
 from sim.request import Request
+from sim.results import ServerSeries
 from sim.steptime.base import StepTimeModel
 from sim.steptime.throttle import Throttle
 
@@ -71,36 +73,56 @@ class Usage:
 
 
 class SeriesBuffer:
-    """Queue states over time, thinned by half whenever there are too many; the first one is kept."""
+    """Queue states over time, thinned by half whenever there are too many; the first one is kept.
+
+    Attributes:
+        time, running, waiting, kv_usage: the samples, column by column.
+    """
 
     def __init__(self, limit: int = 4096) -> None:
-        self.samples: list[tuple[float, int, int, float]] = []
+        self.time, self.running = array("d"), array("d")
+        self.waiting, self.kv_usage = array("d"), array("d")
         self._limit = limit
         self._stride = 1
         self._count = 0
 
-    def add(self, now: float, state: QueueState) -> None:
+    def add(self, now: float, running: int, waiting: int, used: int, total: int) -> None:
         """Take a sample if it is its turn."""
         if self._count % self._stride == 0:
-            running, waiting, used, total = state
-            self.keep((now, running, waiting, used / total if total else 0.0))
+            self.time.append(now)
+            self.running.append(running)
+            self.waiting.append(waiting)
+            self.kv_usage.append(used / total if total else 0.0)
+            if len(self.time) >= self._limit:
+                self._thin_out()
         self._count += 1
 
-    def turns(self, count: int) -> Iterator[int]:
-        """Which of the next `count` samples are to be kept: `keep` each of them before asking for another."""
-        begin, end = self._count, self._count + count
-        due = -(-begin // self._stride) * self._stride
-        while due < end:
-            yield due - begin
-            due = (due // self._stride + 1) * self._stride
-        self._count = end
+    def turns(self, count: int) -> range:
+        """Which of the next `count` samples are to be kept; they go to `keep`, before any other sample."""
+        turns = range(-self._count % self._stride, count, self._stride)
+        self._count += count
+        return turns
 
-    def keep(self, sample: tuple[float, int, int, float]) -> None:
-        """Keep a sample whose turn it is."""
-        self.samples.append(sample)
-        if len(self.samples) >= self._limit:
-            del self.samples[1::2]
-            self._stride *= 2
+    def keep(self, times: list[float], running: int, waiting: int, kv_usage: list[float]) -> None:
+        """Keep samples whose turn it is, between which no queue changed."""
+        self.time.extend(times)
+        self.running.extend([running] * len(times))
+        self.waiting.extend([waiting] * len(times))
+        self.kv_usage.extend(kv_usage)
+        while len(self.time) >= self._limit:
+            self._thin_out()
+
+    def _thin_out(self) -> None:
+        for column in (self.time, self.running, self.waiting, self.kv_usage):
+            del column[1::2]
+        self._stride *= 2
+
+    def since(self, start: float) -> ServerSeries:
+        """The samples, `start` being time 0."""
+        time, running, waiting, kv_usage = (
+            np.array(column) for column in (self.time, self.running, self.waiting, self.kv_usage)
+        )
+        return ServerSeries(time - start, running, waiting, kv_usage)
 
 
 class Replica:
@@ -250,7 +272,7 @@ class Replica:
         if state.kv_used_tokens > usage.max_kv_used_tokens:
             usage.max_kv_used_tokens = state.kv_used_tokens
         usage.kv_total_tokens = state.kv_total_tokens
-        self.series.add(now, state)
+        self.series.add(now, *state)
         self._state = state
 
     def _launch(self, plan: StepPlan, shape: StepShape, now: float) -> InFlight:
@@ -312,7 +334,7 @@ class Replica:
         request, last = self._recorder.finished(request_id, reason)
         self._tokens_inside -= request.prompt_len + request.max_tokens
         if self.on_delivered is not None:
-            self.on_delivered(request, now if math.isnan(last) else last)
+            self.on_delivered(request, last if last == last else now)  # NaN differs from itself
 
     def _unfinished(self) -> bool:
         state = self._scheduler.queue_state()

@@ -8,8 +8,6 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Literal
 
-import numpy as np
-
 from sim.engines.base import Leaping, Scheduler
 from sim.engines.glue import Limits
 from sim.errors import EngineStuck
@@ -104,13 +102,11 @@ def run(
         replica.forget_usage()
     _send(env, replica, recorder, requests, max_concurrency)
     recorder.flush()
-    samples = np.array(replica.series.samples, dtype=np.float64).reshape(-1, 4)
-    samples[:, 0] -= recorder.start
     parts = recorder.ttft_parts(requests)
     return RunOutcome(
         records=recorder.records(requests, parts),
         ttft_parts=parts,
-        series=ServerSeries(*samples.T.copy()),
+        series=replica.series.since(recorder.start),
         usage=replica.usage,
         duration=env.now - recorder.start,
         path="steps" if leaper is None else "leaps",

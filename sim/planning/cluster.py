@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import simpy
 
 from sim.engines.base import Leaping, QueueState, Scheduler, StepShape
 from sim.errors import BadInput, EngineStuck
@@ -165,8 +164,7 @@ class Node:
 
     def outcome(self, requests: int) -> NodeOutcome:
         """Counters and series."""
-        samples = np.array(self.replica.series.samples, dtype=np.float64).reshape(-1, 4)
-        series = ServerSeries(*samples.T.copy())
+        series = self.replica.series.since(0.0)
         return NodeOutcome(self.name, self.role, requests, self.replica.usage, series, self.account)
 
 
@@ -237,9 +235,7 @@ def _leaping(scheduler: Scheduler, requests: Sequence[Request]) -> Leaping | Non
 class _Flow:
     """The way of requests through the cluster."""
 
-    def __init__(
-        self, env: simpy.Environment, nodes: Sequence[Node], first: Router, second: Router, link: Link
-    ) -> None:
+    def __init__(self, env: Clock, nodes: Sequence[Node], first: Router, second: Router, link: Link) -> None:
         self.on_delivered: Callable[[Request, float], None] | None = None
         self._env = env
         self._nodes = nodes

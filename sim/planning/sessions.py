@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import simpy
 
 from sim.errors import BadInput
-from sim.loop.moments import at
+from sim.loop.moments import Clock, at
 from sim.request import Request, Segment
 
 
@@ -109,7 +108,7 @@ class SessionClient:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Clock,
         sessions: Sequence[Session],
         send: Callable[[Request], None],
         max_concurrency: int | None = None,

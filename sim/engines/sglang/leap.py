@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from sim.engines.base import ScheduledChunk, StepPlan, StepResult, StepShape, decodes
+from sim.engines.base import (
+    FinishReason,
+    Leapt,
+    ScheduledChunk,
+    StepPlan,
+    StepResult,
+    StepShape,
+    decodes,
+    new_tuple,
+)
 from sim.engines.crowd import Crowd
 from sim.engines.sglang.config import CACHE_AGNOSTIC_POLICIES, SglangSchedulerConfig
 from sim.engines.sglang.kv_pool import ChainedKvPool
@@ -40,7 +49,7 @@ class ParkedRequest(LiveRequest):
         parked: whether it is.
         anchor: its KV positions after a decode round, less the number of the round.
         outputs: its output tokens known after the result of a round, less the number of the round.
-        since: the first round in which the crowd counts it.
+        since: the first round whose result need not name it, as it has joined the crowd.
         end_round: the round whose result ends it.
     """
 
@@ -83,9 +92,11 @@ class LeapingSglangScheduler(SglangScheduler):
         agnostic = config.schedule_policy in CACHE_AGNOSTIC_POLICIES
         if agnostic and not (shares_prefixes or config.disable_radix_cache):
             self.pool = ChainedKvPool(config.pool_tokens, config.page_size)
+        self.block_size = config.page_size
         self._crowd: Crowd[ParkedRequest] = Crowd(config.page_size)
         self._tail: list[ParkedRequest] = []
         self._ended: list[ParkedRequest] = []
+        self._joining: list[ParkedRequest] = []  # parked, and in no round so far
         self._fresh = False
         self._long = False
         self._left_of_crowd = 0
@@ -97,51 +108,98 @@ class LeapingSglangScheduler(SglangScheduler):
 
     def steady_calls(self) -> int:
         """See `sim.engines.base.Leaping`."""
-        crowd, running = self._crowd, self._running
-        size = crowd.size
-        if not size or self._tail or self._some_finished or self._last_prefill is not None:
+        crowd, pool = self._crowd, self.pool
+        if self._chunked is not None or self._decode_rounds:
             return 0
-        if self._chunked is not None or self._decode_rounds or (self._waiting and not running.is_full):
+        if self._waiting and (self._some_finished or not self._running.is_full):
             return 0
-        if len(self._in_flight) != self.pipeline_depth - 1:
+        overlapped = self.pipeline_depth > 1
+        if len(self._in_flight) != overlapped:
             return 0
-        overlapped = bool(self._in_flight)
-        if overlapped:
-            latest = self._in_flight[-1]
-            if not isinstance(latest, DecodeInFlight) or latest.reqs or latest.plan.crowd != size:
+        if self._last_prefill is not None:
+            if not self._stay_together(self._last_prefill):
                 return 0
-        end = crowd.first_end()
-        assert end is not None
-        rounds = end - (self._round + 1) + overlapped
-        pages = (self.pool.available + self.pool.evictable) // self.pool.page_size
-        return crowd.calls_within(pages, self._round + 1, rounds) if rounds > 0 else 0
+            self._merge_last_prefill()
+            self._joining = self._tail
+            self._park(before_decode=True)
+        elif overlapped:
+            latest = self._in_flight[0]
+            if not isinstance(latest, DecodeInFlight) or latest.left or latest.regrouped:
+                return 0
+        if self._fresh:
+            self._park()
+        if self._some_finished and self._drop_finished(self._running):
+            self._running.is_full = False
+        if not crowd.size or self._tail:
+            return 0
+        end = crowd.first_end(self._known_round + 1)
+        calls, pages = end - self._round + overlapped, pool.reclaimable // pool.page_size
+        return crowd.calls_within(pages, self._round + 1, calls)
+
+    def _stay_together(self, prefill: Batch) -> bool:
+        """Whether all of a prefill batch, and all who decode now, are certain to decode in the next call.
+
+        Then no first token ends anybody, and storing the prompts frees nothing.
+        """
+        pool = self.pool
+        if self._waiting or self._tail or prefill.chunked is not None or not isinstance(pool, ChainedKvPool):
+            return False
+        if pool.page_size * (self._crowd.size + len(prefill.reqs)) > pool.reclaimable:
+            return False
+        behind = self.pipeline_depth - 1
+        for req in prefill.reqs:
+            outputs = req.num_output_tokens + behind
+            if req.finished or outputs >= req.max_new_tokens or outputs == req.request.stop_after:
+                return False
+        return True
 
     def steady_shape(self) -> StepShape:
         """See `sim.engines.base.Leaping`."""
         return decodes("decode", self._crowd.size, self._crowd.context(self._round + 1))
 
-    def steady_kv_tokens(self, calls: int) -> int:
-        """See `sim.engines.base.Leaping`."""
-        return self._crowd.new_blocks(self._round + 1, calls) * self.pool.page_size
-
-    def leap(self, calls: int) -> StepPlan | None:
+    def leap(self, calls: int) -> Leapt:
         """See `sim.engines.base.Leaping`."""
         crowd, pool = self._crowd, self.pool
-        before_last = self.steady_kv_tokens(calls - 1)
-        taken = self.steady_kv_tokens(calls)
+        pages = crowd.blocks_begun(self._round + 1, calls)
         # Each round makes room for a page per request before it takes what it needs.
-        pool.make_room(before_last + pool.page_size * crowd.size)
-        pool.available -= taken
+        room = pool.page_size * (crowd.size if calls == 1 else pages[-2] + crowd.size)
+        if room > pool.available:
+            pool.make_room(room)
+        pool.available -= pages[-1] * pool.page_size
         self.ratio.decay_steps(calls)
         self._round += calls
-        self._known_round += calls
         self._step += calls
-        if not self._in_flight:
-            return None
-        plan = StepPlan(self._step - 1, "decode", crowd=crowd.size, crowd_context=crowd.context(self._round))
-        flight = DecodeInFlight(plan.step, [], 0, None, plan, self._round, self._running.reqs, [])
-        self._in_flight[-1] = flight
-        return plan
+        known = self._known_round = self._round - len(self._in_flight)
+        plan, prefill = None, None
+        joining: Sequence[LiveRequest] = self._joining
+        self._joining = []
+        if self._in_flight:
+            latest, running, step = self._in_flight[0], self._running.reqs, self._step - 1
+            if isinstance(latest, DecodeInFlight):
+                joining = latest.reqs
+            else:
+                prefill = self._take_prefill(latest)
+            later = [*joining] if prefill is not None and calls == 1 else []
+            plan = StepPlan(step, "decode", crowd=crowd.size, crowd_context=crowd.context(self._round))
+            self._in_flight[0] = DecodeInFlight(step, later, 0, None, plan, self._round, running, [])
+            if later:
+                joining = ()
+        joined = [req.request_id for req in joining if not req.finished] if joining else []
+        finished: list[tuple[str, FinishReason]] = []
+        if known in crowd.ends:
+            result = StepResult([], finished, [])
+            for req in self._ending(known, self._running.reqs):
+                if req.parked and req.end_round == known:
+                    self._end(req, known, result)
+        return new_tuple(Leapt, (plan, pages, prefill, joined, finished))
+
+    def _take_prefill(self, flight: InFlightBatch) -> StepResult:
+        """Process the result of a prefill that ends nobody."""
+        result = StepResult([], [], [])
+        for req in flight.reqs:
+            self._take_token(req, result)
+            self.pool.store_unfinished(req)
+        return result
 
     # -- single calls -------------------------------------------------------------------------------------
 
@@ -230,10 +288,12 @@ class LeapingSglangScheduler(SglangScheduler):
             plan.scheduled.append(ScheduledChunk(req.request, req.kv, 1, True))
             req.kv += 1
         self._fresh = bool(tail)
-        flight = DecodeInFlight(plan.step, [*tail], 0, None, plan, self._round, running, [*plan.preempted])
+        reqs: list[LiveRequest] = [*self._joining, *tail]
+        flight = DecodeInFlight(plan.step, reqs, 0, None, plan, self._round, running, [*plan.preempted])
         if plan.preempted and running != self._order_before[: len(running)]:
             flight.reqs, flight.regrouped = running, True
         self._in_flight.append(flight)
+        self._joining = []
 
     def update(self, plan: StepPlan) -> StepResult:
         """Process the result of a plan; see `SglangScheduler`."""
@@ -243,10 +303,8 @@ class LeapingSglangScheduler(SglangScheduler):
         self._in_flight.popleft()
         result = StepResult([], [], flight.left, flight.regrouped)
         number = self._known_round = flight.round
-        ending = self._crowd.ends.pop(number, None)
-        if ending is not None and not flight.regrouped:
-            if len(ending) > 1:
-                ending = [req for req in flight.running if req in ending]
+        ending = self._ending(number, flight.running)
+        if not flight.regrouped:
             for req in ending:
                 if req.parked and req.end_round == number and req.since <= number:
                     self._end(req, number, result)
@@ -261,6 +319,11 @@ class LeapingSglangScheduler(SglangScheduler):
                 self._take_token(req, result)
         return result
 
+    def _ending(self, number: int, running: list[LiveRequest]) -> Sequence[ParkedRequest]:
+        """Members whom the result of that round may end, in the order of the running list."""
+        ending = self._crowd.ends.pop(number, ())
+        return ending if len(ending) < 2 else [req for req in _own(running) if req in ending]
+
     def _end(self, req: ParkedRequest, number: int, result: StepResult) -> None:
         """The result of that round ends a parked request."""
         self._write_down(req, number)
@@ -274,20 +337,23 @@ class LeapingSglangScheduler(SglangScheduler):
         self._long |= max_new_tokens > CLIP_MAX_NEW_TOKENS
         return ParkedRequest(request, max_new_tokens)
 
-    def _park(self) -> None:
-        """Whoever took part in the latest decode round decodes in every one from now on."""
+    def _park(self, before_decode: bool = False) -> None:
+        """Whoever took part in the latest decode round, or prefill, decodes in every round from now on."""
+        since = self._round + 1 + before_decode
+        due = before_decode and len(self._in_flight)
         crowd = self._crowd
         for req in self._tail:
             if req.finished:
                 continue
             req.parked = True
-            req.since = self._round + 1
+            req.since = since
             req.anchor = req.kv - self._round
-            req.outputs = req.num_output_tokens - self._known_round
+            req.outputs = req.num_output_tokens + due - self._known_round
             # The length only tells when the crowd will change; it decides nothing.
             last = req.max_new_tokens
-            if req.request.stop_after is not None and req.request.stop_after > req.num_output_tokens:
-                last = min(last, req.request.stop_after)
+            stop = req.request.stop_after
+            if stop is not None and stop > req.num_output_tokens:
+                last = min(last, stop)
             req.end_round = last - req.outputs
             self._left_of_crowd += req.max_new_tokens - req.outputs
             crowd.join(req.anchor)

@@ -11,7 +11,15 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sim.engines.base import FinishReason, Leaping, QueueState, ScheduledChunk, StepPlan, StepResult
+from sim.engines.base import (
+    FinishReason,
+    Leaping,
+    QueueState,
+    ScheduledChunk,
+    StepPlan,
+    StepResult,
+    new_tuple,
+)
 from sim.engines.sglang.config import SglangSchedulerConfig
 from sim.engines.sglang.kv_pool import KvPool
 from sim.engines.sglang.live_request import LiveRequest
@@ -186,7 +194,7 @@ class SglangScheduler:
         """Requests with a slot, requests waiting, and the KV that requests hold."""
         pool = self.pool
         held = pool.total - pool.available - pool.evictable
-        return QueueState(self._slots - self._free_slots, len(self._waiting), held, pool.total)
+        return new_tuple(QueueState, (self._slots - self._free_slots, len(self._waiting), held, pool.total))
 
     def running_ids(self) -> Sequence[str]:
         """The running list; a prefill joins it one call later, and during a mixed batch it is empty."""
@@ -291,7 +299,7 @@ class SglangScheduler:
         self.pool.allocate_extend(batch.reqs)
         chunked = batch.chunked
         plan.scheduled = [
-            ScheduledChunk(req.request, req.start, req.end - req.start, req is not chunked)
+            new_tuple(ScheduledChunk, (req.request, req.start, req.end - req.start, req is not chunked))
             for req in batch.reqs
         ]
         batch.num_prefill = len(batch.reqs)

@@ -26,7 +26,7 @@ def output_key(request_id: str) -> str:
 
 def prompt_runs(prompt: Sequence[Segment]) -> tuple[Run, ...]:
     """Runs of a prompt."""
-    return tuple((key, 0, length) for key, length in prompt)
+    return tuple([(key, 0, length) for key, length in prompt])
 
 
 def clip(runs: Sequence[Run], length: int) -> list[Run]:

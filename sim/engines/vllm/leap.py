@@ -11,7 +11,16 @@ from collections import deque
 from collections.abc import Iterable
 from typing import cast
 
-from sim.engines.base import FinishReason, ScheduledChunk, StepPlan, StepResult, StepShape, decodes
+from sim.engines.base import (
+    FinishReason,
+    Leapt,
+    ScheduledChunk,
+    StepPlan,
+    StepResult,
+    StepShape,
+    decodes,
+    new_tuple,
+)
 from sim.engines.crowd import Crowd
 from sim.engines.vllm.config import VllmSchedulerConfig
 from sim.engines.vllm.request import EngineRequest
@@ -64,6 +73,7 @@ class LeapingVllmScheduler(VllmScheduler):
 
     def __init__(self, config: VllmSchedulerConfig, *, shares_prefixes: bool = True) -> None:
         super().__init__(config, shares_prefixes=shares_prefixes)
+        self.block_size = config.block_size
         self._crowd: Crowd[ParkedRequest] = Crowd(config.block_size)
         self._crowd_table = self.block_pool.new_table("crowd", ())
         self._fresh: list[ParkedRequest] = []
@@ -83,46 +93,65 @@ class LeapingVllmScheduler(VllmScheduler):
 
     def steady_calls(self) -> int:
         """See `sim.engines.base.Leaping`."""
-        crowd = self._crowd
-        size = crowd.size
-        if not size or len(self.running) != size or self._fresh or self._left:
+        if self._partial is not None or self._left or (self.waiting.size and not self._blocked):
             return 0
-        if self.waiting.size and not self._blocked:
-            return 0
-        if self._in_flight:
-            latest = self._in_flight[-1][0]
-            if latest.crowd != size or latest.scheduled:
+        crowd, call = self._crowd, self._num_steps
+        if self._is_async:
+            if not self._in_flight:
                 return 0
-        elif self._is_async:
+            if call - 1 in crowd.ends:
+                self._leave_at_limit(call)
+        if self._fresh:
+            self._park_fresh(call)
+        if not crowd.size:
             return 0
-        end = crowd.first_end()
-        assert end is not None
-        call = self._num_steps
-        calls = end - call + self._is_async
-        return crowd.calls_within(self.block_pool.num_free_blocks, call, calls) if calls > 0 else 0
+        calls = 1
+        if self._is_async:
+            if batch := self._in_flight[-1][1]:
+                for request in _own(batch):
+                    if request.anchor is None:
+                        return 0  # its result ends it, or is stale
+            calls = 2
+        end = crowd.first_end(call - self._is_async)
+        calls += end - call
+        if self._is_async and (self.waiting.size or (end >= call and len(crowd.ends[end]) >= crowd.size)):
+            calls -= 1  # the last one may find a token for somebody who waits, or nobody at all
+        return crowd.calls_within(self.block_pool.num_free_blocks, call, calls) if calls else 0
 
     def steady_shape(self) -> StepShape:
         """See `sim.engines.base.Leaping`."""
         size = self._crowd.size
         return decodes("mixed", size, self._crowd.context(self._num_steps))
 
-    def steady_kv_tokens(self, calls: int) -> int:
-        """See `sim.engines.base.Leaping`."""
-        return self._crowd.new_blocks(self._num_steps, calls) * self.config.block_size
-
-    def leap(self, calls: int) -> StepPlan | None:
+    def leap(self, calls: int) -> Leapt:
         """See `sim.engines.base.Leaping`."""
         crowd = self._crowd
-        if blocks := crowd.new_blocks(self._num_steps, calls):
-            self.block_pool.allocate(self._crowd_table, blocks)
+        blocks = crowd.blocks_begun(self._num_steps, calls)
         self._num_steps += calls
         self._finished_unannounced = False
-        if not self._is_async:
-            return None
-        last = self._num_steps - 1
-        plan = StepPlan(last, "mixed", crowd=crowd.size, crowd_context=crowd.context(last))
-        self._in_flight[-1] = (plan, [])
-        return plan
+        known = last = self._num_steps - 1
+        plan: StepPlan | None = None
+        joined: list[str] = []
+        if self._is_async:
+            known -= 1
+            if known in crowd.ends:
+                blocks[-1] -= self._leave_at_limit(last)
+            if batch := self._in_flight[-1][1]:
+                joined = [request.request_id for request in batch]
+            plan = StepPlan(last, "mixed", crowd=crowd.size, crowd_context=crowd.context(last))
+            self._in_flight[-1] = (plan, [])
+        if blocks[-1]:
+            self.block_pool.allocate(self._crowd_table, blocks[-1])
+        finished: list[tuple[str, FinishReason]] = []
+        if known in crowd.ends:
+            result = StepResult([], finished, [])
+            for request in crowd.ends.pop(known):
+                if request.anchor is not None and request.end_call == known:
+                    self._end(request, result)
+            if finished:
+                self._blocked = False
+                self._finished_unannounced = True
+        return new_tuple(Leapt, (plan, blocks, None, joined, finished))
 
     # -- single calls -------------------------------------------------------------------------------------
 
@@ -159,11 +188,8 @@ class LeapingVllmScheduler(VllmScheduler):
                 self._partial = partial  # no budget was left for it
         self._blocked = False
         if not plan.preempted and self.waiting.size:
-            before = len(batch)
             self._schedule_waiting(plan, batch, threshold, budget)
-            self._blocked = (
-                len(batch) == before and self.waiting.size > 0 and not self.waiting.peek().num_stale_results
-            )
+            self._blocked = not batch and self.waiting.size > 0 and not self.waiting.peek().num_stale_results
         if batch:
             for request, chunk in zip(_own(batch), plan.scheduled, strict=True):
                 if chunk.samples:
@@ -244,12 +270,20 @@ class LeapingVllmScheduler(VllmScheduler):
             crowd.expect_end(end, request)
         self._fresh.clear()
 
-    def _leave_at_limit(self, call: int) -> None:
-        """Asynchronous calls know by the length limit which requests the results in flight will end."""
-        for request in self._crowd.ends[call - 1]:
-            if request.anchor is not None and request.in_crowd and request.last_call == call - 1:
+    def _leave_at_limit(self, call: int) -> int:
+        """Asynchronous calls know by the length limit which requests the results in flight will end.
+
+        Returns:
+            How many blocks these would have begun in that call.
+        """
+        crowd, spared = self._crowd, 0
+        for request in crowd.ends[call - 1]:
+            anchor = request.anchor
+            if anchor is not None and request.in_crowd and request.last_call == call - 1:
                 request.in_crowd = False
-                self._crowd.leave(request.anchor)
+                crowd.leave(anchor)
+                spared += crowd.begins_block(anchor, call)
+        return spared
 
     def _unpark(self, request: ParkedRequest, latest: int) -> None:
         """Write down where a request and its block table are, now that `latest` is the latest call made."""
