@@ -259,10 +259,10 @@ class CountingBlockPool:
             del self._free_hashed[table]
             table.num_hashed = table.num_blocks = hit.num_blocks
             table.hash_at = (hit.num_blocks + 1) * self.block_size
-        unhashed = min(num_new, self._num_free_unhashed)
-        self._num_free_unhashed -= unhashed
-        if num_new > unhashed:
-            self._evict(num_new - unhashed)
+        self._num_free_unhashed -= num_new
+        if self._num_free_unhashed < 0:
+            self._evict(-self._num_free_unhashed)
+            self._num_free_unhashed = 0
         self.num_free_blocks -= num_new + hit.num_free
         table.num_blocks += num_new
         table.capacity = table.num_blocks * self.block_size

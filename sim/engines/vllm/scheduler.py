@@ -47,10 +47,10 @@ class VllmScheduler:
         self.config = config
         self.shares_prefixes = shares_prefixes
         self.pipeline_depth = 2 if config.async_scheduling else 1
-        counts = not shares_prefixes and config.scheduling_policy == "fcfs"
-        self.block_pool: BlockPool = (CountingBlockPool if counts else PrefixCachingBlockPool)(
-            config.num_gpu_blocks, config.block_size, config.enable_prefix_caching
-        )
+        self._hits_its_own_only = not shares_prefixes and config.scheduling_policy == "fcfs"
+        self.block_pool: BlockPool = (
+            CountingBlockPool if self._hits_its_own_only else PrefixCachingBlockPool
+        )(config.num_gpu_blocks, config.block_size, config.enable_prefix_caching)
         self.running: list[EngineRequest] = []
         self.waiting: WaitingQueue = (
             FcfsQueue(separate_skipped=not config.follows_0_33)
@@ -306,6 +306,9 @@ class VllmScheduler:
         whole = -(-request.num_tokens // size)
         if whole > self._num_usable_blocks:
             raise EngineStuck(_never_fits(request, whole, self._num_usable_blocks))
+        spare = pool.num_free_blocks - (self._watermark_blocks if self.running else 0)
+        if self._hits_its_own_only and whole > spare and self.config.scheduler_reserve_full_isl:
+            return 0  # what it hits is free as well, so no hit makes it fit
         hit = pool.find_cached(table, (request.num_tokens - 1) // size)  # the last token is always computed
         cached = hit.num_blocks * size
         num_new = min(request.num_tokens - cached, threshold)
@@ -313,7 +316,7 @@ class VllmScheduler:
             if not self.config.enable_chunked_prefill:
                 return 0
             num_new = budget
-        available = pool.num_free_blocks - hit.num_free - (self._watermark_blocks if self.running else 0)
+        available = spare - hit.num_free
         missing = -(-(cached + num_new) // size) - hit.num_blocks
         if missing > available:
             return 0
