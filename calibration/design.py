@@ -86,8 +86,8 @@ class Plan:
 
     @property
     def open(self) -> tuple[str, ...]:
-        """Coefficients that will rest on belief more than on the runs."""
-        return tuple(name for name, share in self.expected.items() if share >= PINNED)
+        """Wanted coefficients that will rest on belief more than on the runs."""
+        return tuple(n for n, share in self.expected.items() if share >= PINNED and n in self.wanted)
 
 
 def design(

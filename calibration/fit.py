@@ -107,7 +107,10 @@ def _enough(
     points += sum(len(targets(run)) for run in figures)
     if points < len(space.names):
         names = ", ".join(e.name for e in evidence)
-        hint = f"{points} measured points for {len(space.names)} coefficients; measure more, or fix some"
+        hint = (
+            f"{points} measured points for {len(space.names)} coefficients; add a run of another load, or "
+            "give results with every request's latencies"
+        )
         raise BadInput(f"--from {names}", None, hint)
 
 

@@ -14,7 +14,8 @@ from bench.telemetry import Gpus
 from calibration.design import Plan, design
 from calibration.parameters import Prior, default_prior
 from calibration.profile_writing import Facts, profile_content
-from calibration.result import FitResult
+from calibration.result import PINNED, STRUCTURE_FLOOR, FitResult
+from calibration.search import FIGURES_FLOOR
 from calibration.session import Calibration, calibrate, measure
 from sim.comparison.text import format_comparison
 from sim.profile import Profile, ProfileFile, write_profile
@@ -118,7 +119,9 @@ def coefficients_text(fit: FitResult) -> str:
         lines.append(
             f"{name:<22}{fit.value(name):>12.4g}{bounds:>26}  {BOUNDS[name].unit:<16}  {fit.status[name]}"
         )
-    lines.append(f"steps deviate by {fit.structure:.1%} beyond what the coefficients explain")
+    assumed = fit.structure in (STRUCTURE_FLOOR, FIGURES_FLOOR)
+    known = ", which is assumed: the runs show less" if assumed else ""
+    lines.append(f"steps deviate by {fit.structure:.1%} beyond what the coefficients explain{known}")
     for name, errors in fit.residuals.items():
         told = ", ".join(f"{key} {error:+.1%}" for key, error in errors.items() if math.isfinite(error))
         if told:
@@ -132,7 +135,13 @@ def warnings(fit: FitResult) -> list[str]:
     at_bound = [name for name, status in fit.status.items() if status == "at bound"]
     if absent := [name for name in at_bound if _is_absent(fit, name)]:
         found.append(f"note: the runs show nothing of {', '.join(absent)}: 0 is the least there can be")
-    if stuck := [name for name in at_bound if name not in absent]:
+    vague = [name for name in at_bound if name not in absent and _share(fit, name) >= PINNED]
+    if vague:
+        found.append(
+            f"note: {', '.join(vague)} came out at the end of what physics allows, but the runs tell little "
+            "of it: see its interval"
+        )
+    if stuck := [name for name in at_bound if name not in absent and name not in vague]:
         found.append(
             f"WARNING: {', '.join(stuck)} would leave what physics allows: the runs, their GPU or their "
             "flags may not be those of the scenario, or a client or another process slowed them"
@@ -151,6 +160,12 @@ def _is_absent(fit: FitResult, name: str) -> bool:
     """Whether a coefficient came out as nothing at all: cards need not throttle."""
     bound = BOUNDS[name]
     return bound.low == 0.0 and fit.value(name) < bound.high - fit.value(name)
+
+
+def _share(fit: FitResult, name: str) -> float:
+    """A coefficient's deviation after the fit as a share of the one before."""
+    at = fit.space.names.index(name)
+    return float(np.sqrt(fit.covariance[at, at]) / fit.space.deviations()[at])
 
 
 def summary(done: Calibration) -> str:

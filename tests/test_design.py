@@ -81,6 +81,8 @@ def test_what_a_profile_pins_already_is_not_measured_again(plan: Plan, scenario:
     assert only_kv.expected["kv_bandwidth"] < 0.5
     nothing = design(scenario, lacking=[])
     assert labels(nothing) == ["mixed-45", "mixed-70"]
+    assert plan.open
+    assert nothing.open == ()
 
 
 def test_a_short_budget_keeps_what_tells_most(scenario: Scenario) -> None:

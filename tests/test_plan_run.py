@@ -67,6 +67,21 @@ def test_what_a_card_or_a_client_does_not_do_is_no_warning(name: str, value: flo
     assert "WARNING" not in text
 
 
+def test_a_bound_that_the_runs_hardly_tell_from_the_middle_is_no_alarm() -> None:
+    told = replace(fitted("at bound", 0.0), covariance=np.diag([0.5**2]))
+    text = coefficients_text(told)
+    assert "note: gemm_flops came out at the end" in text
+    assert "WARNING" not in text
+
+
+def test_a_deviation_that_is_only_assumed_is_said_to_be() -> None:
+    assert "1.0% beyond what the coefficients explain, which is assumed" in coefficients_text(
+        fitted("fitted", 0.0)
+    )
+    seen = replace(fitted("fitted", 0.0), structure=0.034)
+    assert coefficients_text(seen).splitlines()[2].endswith("3.4% beyond what the coefficients explain")
+
+
 def test_a_run_of_another_engine_is_no_evidence() -> None:
     result = simulate(SCENARIO).result
     theirs = replace(result, identity={**result.identity, "engine": "sglang"})
