@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,11 @@ def calibrate(
     servecast calibrate SCENARIO.yaml --out PROFILE.json        launch, measure, fit, check, write
     servecast calibrate --from RESULT.json --out PROFILE.json   fit what is measured already
     """
+    if measured:
+        # `--from A B` is natural where a shell spells out `result-*.json`.
+        more = tuple(file for file in inputs.files if not file.endswith((".yaml", ".yml")))
+        measured = (*measured, *map(Path, more))
+        inputs = replace(inputs, files=tuple(file for file in inputs.files if file not in more))
     if measured and show_plan:
         raise BadInput("--plan", None, "does not go with --from: what is measured needs no plan")
     if measured:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sim.engines.values import version_key
 from sim.errors import BadInput
 from sim.provenance import Note
 from sim.results_io.atomic import write_text
@@ -213,7 +214,10 @@ class Profile:
         found = []
         for name, label, rates, share, structure in _DIFFERENCES:
             measured, asked = getattr(ours, name), getattr(theirs, name)
-            if measured != asked:
+            same = measured == asked
+            if name == "engine_version":
+                same = version_key(measured) == version_key(asked)
+            if not same:
                 found.append(Mismatch(f"{label} {measured} measured, {asked} asked", rates, share, structure))
         return found
 

@@ -128,6 +128,7 @@ def test_what_was_measured_is_predicted_without_a_word_on_mismatch(written: Path
     profile = load_profile(written)
     model, notes = profile.step_time(asked())
     assert profile.mismatches(asked()) == []
+    assert profile.mismatches(asked(version="0.28")) == []  # as 0.28.0
     assert not [note for note in notes if note.kind == "warning"]
     assert model.efficiencies == profile.efficiencies
     assert model.source == "profile l40s.json"

@@ -187,10 +187,10 @@ def _write_json(comparisons: list[Comparison], threshold: float | None, json_to:
 
 
 def parse_percent(field: str, text: str | None) -> float | None:
-    """Read "5%" or "0.05" as a share.
+    """Read "5%" as a share.
 
     Raises:
-        BadInput: anything else; also a bare number above 1, which may mean a share or per cent.
+        BadInput: anything else; also a bare number, which may mean a share or per cent.
     """
     if text is None:
         return None
@@ -199,7 +199,7 @@ def parse_percent(field: str, text: str | None) -> float | None:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise BadInput(field, text, "give a share such as 5% or 0.05")
-    if value > 1.0 and not text.endswith("%"):
-        raise BadInput(field, text, f"is a share of {value:.0%}; write {text}% if that is meant")
+        raise BadInput(field, text, "give a share such as 5%")
+    if value and not text.endswith("%"):
+        raise BadInput(field, text, f"may be {value:.6g}% or {100 * value:.6g}%: write the percent sign")
     return value

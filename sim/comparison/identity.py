@@ -111,8 +111,9 @@ def _same(key: str, ours: Any, theirs: Any) -> bool:
     if key == "model":
         return _model(ours) == _model(theirs)
     if key == "engine_version":
-        # What stands behind a plus names a build of the same release.
-        return str(ours).partition("+")[0].lstrip("v") == str(theirs).partition("+")[0].lstrip("v")
+        # What stands behind a plus names a build of the same release, and 0.28 is 0.28.0.
+        first, second = (str(v).partition("+")[0].lstrip("v") for v in (ours, theirs))
+        return first == second or (first.removesuffix(".0") == second.removesuffix(".0"))
     if isinstance(ours, int | float) and isinstance(theirs, int | float):
         return math.isclose(ours, theirs, rel_tol=1e-6)
     return _plain(ours) == _plain(theirs)

@@ -55,7 +55,8 @@ def render_plan(plan: Plan) -> str:
         lines += ["", *render_points(plan.points, plan.question.prices.currency)]
     best = best_found(plan)
     if best is not None:
-        told = ": the objectives are met at 85 % of it and missed at 115 %"
+        of = f"the capacity of {best.scenario.gpu_count} x {best.scenario.gpu.name}"
+        told = f": if the prediction holds, the objectives are met at 85 % of {of} and missed at 115 %"
         head = "to confirm on hardware" + ("" if best.traffic else told + prompts_words(best))
         lines += ["", *wrap(head)]
         lines += [f"  {command}" for command in confirming_commands(best)]
@@ -134,4 +135,8 @@ def assumptions(plan: Plan) -> list[Note]:
     scenarios = [plan.found.scenario] if plan.found is not None else []
     scenarios += [c.found.scenario for c in plan.candidates if c.found is not None]
     notes = [n for s in scenarios for n in s.notes if n.kind in ("warning", "assumed", "not-modelled")]
+    prices, gpus = plan.question.prices, dict.fromkeys(s.gpu.name for s in scenarios)
+    if prices is not None and prices.any_gpu is not None and len(gpus) > 1:
+        hint = f"is taken for each of {', '.join(gpus)}; a file prices them one by one (`H100: 2.5`)"
+        notes.insert(0, Note("warning", "--price", f"{prices.any_gpu:g} {prices.currency} an hour {hint}"))
     return list(dict.fromkeys(notes))

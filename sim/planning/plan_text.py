@@ -13,6 +13,8 @@ from sim.planning.sizing import Sizing
 from sim.planning.text import milliseconds, wrap
 
 MODEL_TURNS = 0.2
+ENOUGH_SEEDS = 5  # with fewer, Student's quantiles make an interval useless
+WIDE = 0.5  # of the answer: an interval that more seeds would help
 CANDIDATE_WIDTH = 90  # of the columns up to the replicas
 
 
@@ -43,7 +45,10 @@ def answer_words(found: Capacity) -> str:
         return f"{value} (one seed: no interval)"
     if found.low is None or found.high is None:
         return f"{value} ({found.replications} seeds)"
-    return f"{value} (95 %: {found.low:.3g} to {found.high:.3g}, {found.replications} seeds)"
+    text = f"{value} (95 %: {found.low:.3g} to {found.high:.3g}, {found.replications} seeds)"
+    if found.replications < ENOUGH_SEEDS and found.high - found.low > WIDE * found.level.value:
+        text += f"; {found.replications} seeds say little: raise --seeds"
+    return text
 
 
 def error_words(found: Capacity) -> str:

@@ -139,7 +139,7 @@ def _prompts(spec: WorkloadSpec, seed: int, rng: np.random.RandomState) -> Promp
     trace = read_trace(dataset)
     cut = first(trace, n)
     if len(cut) < n:
-        note = Note("info", dataset.path, f"holds {len(cut)} requests, {n} asked for: all are sent, once")
+        note = Note("warning", dataset.path, f"holds {len(cut)} requests, {n} asked for: all are sent, once")
         return replace(cut, notes=(*cut.notes, note))
     return cut
 
