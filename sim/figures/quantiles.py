@@ -139,7 +139,7 @@ class Runs:
             return None
         c = self.count.astype(np.float64)
         runs = self._weighted(c * self.start + self.slope * c * (c - 1) / 2)
-        return (float(runs.sum()) + float(np.dot(self.single, self.single_weight))) / n
+        return (float(runs.sum()) + _product(self.single, self.single_weight)) / n
 
     def std(self) -> float | None:
         """Standard deviation of all values (divisor n, as numpy's and vLLM's)."""
@@ -150,7 +150,7 @@ class Runs:
         a = self.start - mean
         squares = c * a**2 + a * self.slope * c * (c - 1) + self.slope**2 * (c - 1) * c * (2 * c - 1) / 6
         total = float(self._weighted(squares).sum())
-        total += float(np.dot(np.square(self.single - mean), self.single_weight))
+        total += _product(np.square(self.single - mean), self.single_weight)
         return math.sqrt(max(0.0, total / len(self)))
 
     def percentile(self, q: float) -> float | None:
@@ -174,6 +174,11 @@ class Runs:
 
     def _weighted(self, values: Floats) -> Floats:
         return values if self.weight is None else values * self.weight
+
+
+def _product(values: Floats, weights: Ints) -> float:
+    """`np.dot`, whose last digits and CPU time depend on the threads that BLAS happens to have."""
+    return float((values * weights).sum())
 
 
 @dataclass(frozen=True, slots=True)
