@@ -132,7 +132,8 @@ def _basis(scenario: Scenario, profile: Profile | None, draws: int) -> Basis:
     factor = math.exp(Z90 * width)
     models = tuple(roofline(scenario, slowed(defaults.efficiencies, f)) for f in (1.0 / factor, factor))
     why = "assumed efficiencies" if assumed else "efficiencies that were not measured on this very card"
-    text = f"steps up to {100 * (factor - 1):.0f} % slower or faster ({why}), and repeat noise"
+    steps = f"steps up to {100 * (factor - 1):.0f} % slower or faster ({why})"
+    text = f"{steps}, which makes batches larger or smaller as well, and repeat noise"
     return Basis(text, models, envelope=True)
 
 

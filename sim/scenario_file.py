@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -316,5 +316,10 @@ def _unknown_key(location: tuple[int | str, ...]) -> str:
     name = str(location[-1]).replace("-", "_")
     if not parent and name in ObservedInput.model_fields:
         return f"belongs under observed, as in `observed: {{{name}: 194896}}`"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return unknown_key(name, known)
+
+
+def unknown_key(name: str, known: Sequence[str]) -> str:
+    """What to say of a key that no model knows."""
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.5)
     return f"unknown key; the nearest is {near[0]}" if near else f"unknown key; known are {', '.join(known)}"

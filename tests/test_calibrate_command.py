@@ -108,6 +108,14 @@ def test_what_is_measured_already_is_fitted(scenario: Path, measured: Path, tmp_
     assert set(told["coefficients"]) >= {"weight_bandwidth", "front_request"}
 
 
+def test_several_files_may_follow_one_from(scenario: Path, measured: Path, tmp_path: Path) -> None:
+    out, second = tmp_path / "p.json", tmp_path / "again.json"
+    second.write_text(measured.read_text())
+    done = run(str(scenario), "--from", str(measured), str(second), "--out", str(out))
+    assert done.exit_code == 0
+    assert [item.name for item in load_profile(out).content.evidence] == ["m.json", "again.json"]
+
+
 def test_a_profile_says_what_it_lacks_and_starts_the_next_fit(
     scenario: Path, measured: Path, tmp_path: Path
 ) -> None:

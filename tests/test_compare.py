@@ -389,7 +389,9 @@ def test_the_json_has_every_row(tmp_path: Path) -> None:
     assert told["regimes"]["verdict"] == "comparable"
 
 
-@pytest.mark.parametrize(("text", "value"), [("5%", 0.05), ("0.5%", 0.005), ("120%", 1.2), ("0", 0), (None, None)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("5%", 0.05), ("0.5%", 0.005), ("120%", 1.2), ("0", 0), (None, None)]
+)
 def test_shares(text: str | None, value: float | None) -> None:
     assert parse_percent("--fail-above", text) == value
 

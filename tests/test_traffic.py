@@ -264,7 +264,10 @@ def vars_of(trace):
     [
         ({"rate": 0}, "rate"),
         ({"tenants": []}, "tenants"),
-        ({"surprise": 1}, "surprise"),
+        ({"surprise": 1}, "surprise.*known are rate"),
+        ({"durations": 9}, "durations.*nearest is duration"),
+        ({"tenants": [{"name": "a", "share": 1, "lengths": {}}]}, r"tenants\.0\.lengths.*known are name"),
+        ({"tenants": [{"name": "a", "share": 1, "sessions": {"turn": 2}}]}, "turn.*nearest is turns"),
         ({"daily": [1, 2]}, "24"),
         ({"tenants": [{"name": "a", "share": 1}]}, "either sessions or dataset"),
         ({"tenants": [{"name": "a:b", "share": 1, "sessions": {}}]}, "without a colon"),

@@ -285,6 +285,8 @@ def test_0_33_captures_the_number_of_sequences() -> None:
 def test_removed_flags_say_so() -> None:
     with pytest.raises(BadInput, match=r"--max-num-partial-prefills.*gone by 0\.27"):
         run("--max-num-partial-prefills 2")
+    with pytest.raises(BadInput, match=r"^--swap-space.*\(so are --num-scheduler-steps\)"):
+        run("--swap-space 4 --num-scheduler-steps 8")
     _, notes = run("--max-num-partial-prefills 2", version="0.20.0")
     assert any(n.kind == "not-modelled" and n.subject == "--max-num-partial-prefills" for n in notes)
 

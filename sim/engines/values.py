@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sim.commands.flags import Flag
 from sim.commands.serve import ServeCommand, table
 from sim.errors import BadInput
 from sim.provenance import Note, Origin, Sourced
@@ -87,16 +88,22 @@ def flag_notes(command: ServeCommand, asked: str, program: str) -> list[Note]:
             notes.append(
                 Note("warning", flag.name, f"is in {flag.since}; whether {asked} has it is not known")
             )
-        if flag.until and version_key(asked) >= version_key(flag.until):
+        if _gone(flag, asked):
+            others = [i.flag.name for i in command.given if _gone(i.flag, asked) and i.flag is not flag]
+            also = f" (so are {', '.join(others)})" if others else ""
             raise BadInput(
                 flag.name,
                 None,
-                f"{program} {asked} has no such flag (gone by {flag.until}: {flag.effect}); "
+                f"{program} {asked} has no such flag (gone by {flag.until}: {flag.effect}){also}; "
                 "remove it, or name the engine version",
             )
         if flag.role == "not-modelled" and not item.negated:
             notes.append(Note("not-modelled", item.spelling, flag.effect))
     return notes
+
+
+def _gone(flag: Flag, asked: str) -> bool:
+    return bool(flag.until) and version_key(asked) >= version_key(flag.until)
 
 
 # Variables that are read, here or in the memory account; and those without bearing on performance.

@@ -145,7 +145,8 @@ def _stability(result: BenchResult, paint: Paint) -> str:
         held = "all sent at once" if cap is None else f"closed loop of {cap}"
         if state == "capped":
             held = f"capped at {cap} in flight: {offered:.3g} requests/s scheduled"
-        return f", {held}" + (f", {rate:.3g} requests/s answered" if rate else "")
+        answered = f", {rate:.3g} requests/s answered" if rate else ""
+        return f", {held}{answered}" + ("; latencies grow with the number of prompts" if cap is None else "")
     return ""
 
 

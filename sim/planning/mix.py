@@ -17,7 +17,7 @@ tenants:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from sim.planning.sessions import Session, SessionShape, draw_sessions, singles
 from sim.planning.traffic import requests_at
 from sim.provenance import Note
 from sim.request import Request
-from sim.scenario_file import DatasetInput, WorkloadInput, workload_from_input
+from sim.scenario_file import DatasetInput, WorkloadInput, unknown_key, workload_from_input
 from sim.workload.files import read_text
 from sim.workload.spec import WorkloadSpec
 from sim.yamltext import load_yaml, yaml_fault
@@ -81,6 +81,13 @@ class TrafficInput(_Strict):
     from_hour: float = Field(default=0.0, ge=0, lt=24)
     compress: float = Field(default=1.0, ge=1, allow_inf_nan=False)
     tenants: list[TenantInput] = Field(min_length=1)
+
+
+def _known_beside(location: Sequence[int | str]) -> list[str]:
+    """The keys that may stand where one stands that may not."""
+    parents: dict[int | str, type[BaseModel]] = {"sessions": SessionsInput, "dataset": DatasetInput}
+    inner = TenantInput if len(location) > 1 else TrafficInput
+    return list((parents.get(location[-2], inner) if len(location) > 1 else inner).model_fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +223,8 @@ def parse_traffic(raw: Mapping[str, Any], source: str) -> Traffic:
         where = ".".join(str(part) for part in first["loc"]) or source
         value = first["input"] if isinstance(first["input"], str | int | float) else None
         hint = _HINTS.get(first["type"], first["msg"])
+        if first["type"] == "extra_forbidden":
+            value, hint = None, unknown_key(str(first["loc"][-1]), _known_beside(first["loc"]))
         raise BadInput(where, value, f"{hint} (in {source})") from None
     names = [tenant.name for tenant in content.tenants]
     if len(set(names)) < len(names) or any(":" in name for name in names):
