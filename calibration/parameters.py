@@ -45,6 +45,17 @@ BELIEF: Mapping[str, float] = {
     "output_delay": 4.0e-3,
     "output_token": 2.0e-5,
 }
+# The row of a CPU stands for no particular machine: the one at hand may be several times faster or slower,
+# and nothing that was measured on another one narrows that.
+ANY_CPU: Mapping[str, float] = {
+    "weight_bandwidth": 0.5,
+    "gemm_flops": 0.5,
+    "kv_bandwidth": 0.5,
+    "attention_flops": 0.5,
+    "step_overhead": 0.01,
+    "front_request": 5.0e-4,
+    "output_delay": 0.01,
+}
 MEASURED_SHARE = 0.5  # a prior that was measured on the same kind of card is believed this much closer
 
 
@@ -111,6 +122,8 @@ def default_prior(gpu: GpuSpec, without: Iterable[str] = ()) -> Prior:
             values[name] = Sourced(GUESSES[name], Origin.ASSUMED, "a round figure in the usual range")
     efficiencies = Efficiencies.from_dict({name: source.value for name, source in values.items()})
     deviations = {name: _deviation(name, source.origin) for name, source in values.items() if name in BELIEF}
+    if gpu.name == "cpu":
+        deviations |= ANY_CPU
     sources = {name: f"{source.origin}: {source.rule}" for name, source in values.items()}
     return Prior(efficiencies, deviations, sources)
 

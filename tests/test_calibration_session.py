@@ -15,7 +15,7 @@ from bench.serial import subjects_of
 from bench.session import Reporter, Subject
 from bench.sweep import Point
 from calibration.design import Plan, PlannedRun, design
-from calibration.live.plan import first_prior
+from calibration.parameters import default_prior
 from calibration.session import Director, calibrate, evidence_of, measure, observed
 from sim.build import read_source
 from sim.errors import BadInput
@@ -60,7 +60,7 @@ def plan_of(*runs: PlannedRun, budget: float = 30.0) -> Plan:
 
 
 def test_a_plan_is_measured_fitted_and_checked_on_what_it_held_out(subject: Subject, tmp_path: Path) -> None:
-    prior = first_prior(subject.scenario.gpu)
+    prior = default_prior(subject.scenario.gpu)
     plan = plan_of(
         small("idle-short", 12, 0.2), small("decode-1", 12, 0.2), small("mixed-45", 30, 1.0, 30.0, True)
     )
@@ -115,7 +115,7 @@ def test_an_engine_slower_than_simulated_gets_fewer_requests(subject: Subject) -
 
 
 def test_an_engine_far_from_what_was_believed_gets_a_plan_anew(subject: Subject) -> None:
-    prior = first_prior(subject.scenario.gpu)
+    prior = default_prior(subject.scenario.gpu)
     plan = design(subject.scenario, budget=60.0, prior=prior)
     counts = {}
     for pace in (1.0, 8.0):
@@ -174,7 +174,7 @@ def test_the_bench_asks_for_more_on_the_same_engine(subject: Subject, tmp_path: 
 
 
 def test_a_design_is_what_the_session_runs(subject: Subject) -> None:
-    plan = design(subject.scenario, budget=20.0, prior=first_prior(subject.scenario.gpu))
+    plan = design(subject.scenario, budget=20.0, prior=default_prior(subject.scenario.gpu))
     director = Director(subject.scenario, plan)
     director.more({})
     pilot = director.sent[0]

@@ -29,6 +29,7 @@ from calibration.validate.truth import (
 )
 from sim.build import build_scenario
 from sim.errors import BadInput
+from sim.hardware.gpus import find_gpu
 from sim.simulate import roofline
 from sim.steptime.efficiencies import BOUNDS
 
@@ -103,6 +104,12 @@ def test_a_machine_of_two_speeds_is_fitted_by_its_mean():
     found = replace(model, efficiencies=fit([turns], prior(), STEP_COEFFICIENTS).efficiencies)
     predicted = sum(found.gpu(shape) for shape in turns.shapes)
     assert predicted == pytest.approx(float(turns.seconds.sum()), rel=0.02)
+
+
+def test_a_cpu_is_believed_to_be_any_cpu():
+    cpu, card = (default_prior(find_gpu(name)[0]).deviations for name in ("cpu", "H100"))
+    assert cpu["gemm_flops"] >= 0.5
+    assert card["gemm_flops"] <= 0.2
 
 
 def test_fewer_points_than_coefficients_are_refused():

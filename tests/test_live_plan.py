@@ -18,7 +18,6 @@ from calibration.live.plan import (
     CONCURRENCIES,
     Load,
     first_pass_seconds,
-    first_prior,
     in_turn,
     loads,
     next_prior,
@@ -36,7 +35,7 @@ from calibration.live.report import (
     step_errors,
 )
 from calibration.live.run import SettingRun, Validation, source_of
-from calibration.parameters import space_of
+from calibration.parameters import default_prior, space_of
 from calibration.result import FitResult
 from calibration.session import Calibration
 from sim.engines.base import StepShape
@@ -130,7 +129,7 @@ def test_a_quick_validation_is_a_part_of_the_whole() -> None:
 
 
 def test_what_one_start_taught_is_believed_of_the_next() -> None:
-    prior = first_prior(find_gpu("cpu")[0])
+    prior = default_prior(find_gpu("cpu")[0])
     space = space_of(prior, ("weight_bandwidth", "gemm_flops"))
     fitted = FitResult(
         efficiencies=replace(prior.efficiencies, weight_bandwidth=0.3),
@@ -240,7 +239,7 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
     """The whole way, with a simulated host in the place of the engine: two thirds of the speed believed."""
     (setting, *_) = settings(quick=True)
     (subject,) = subjects_of([source_of(setting, write(tmp_path / "half", HALF_B))])
-    prior = first_prior(subject.scenario.gpu)
+    prior = default_prior(subject.scenario.gpu)
     truth = replace(
         prior.efficiencies,
         weight_bandwidth=0.33,

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from calibration.design import PlannedRun
-from calibration.parameters import Prior, default_prior
+from calibration.parameters import Prior
 from calibration.result import FitResult
-from sim.hardware.spec import GpuSpec
 from sim.workload.spec import RandomDataset, WorkloadSpec
 
 BLOCK = 128  # vLLM's block size on a CPU [tokens]
@@ -24,16 +23,6 @@ LEAST_PASS_SECONDS = 20.0
 AGAIN = 10_000  # between the seeds of a calibration run and of its repeat
 CALIBRATION_SECONDS = 270.0  # of load, over all settings; warm-ups come on top, and all stays below 5 minutes
 
-# A CPU that nobody has measured may be several times faster or slower than the one behind the prior.
-UNKNOWN_HOST = {
-    "weight_bandwidth": 0.5,
-    "gemm_flops": 0.5,
-    "kv_bandwidth": 0.5,
-    "attention_flops": 0.5,
-    "step_overhead": 0.01,
-    "front_request": 5.0e-4,
-    "output_delay": 0.01,
-}
 # One start of an engine against the next on the same host [of the logarithm, or s].
 NEXT_START = {
     "weight_bandwidth": 0.1,
@@ -190,12 +179,6 @@ def in_turn(
 def closed_loop_prompts(concurrency: int) -> int:
     """Requests of a closed loop: a handful of waves, few enough to end within about a minute."""
     return {1: 12, 2: 20, 4: 32, 8: 48, 16: 80}.get(concurrency, 5 * concurrency)
-
-
-def first_prior(gpu: GpuSpec) -> Prior:
-    """What is believed of a CPU before anything is measured on it: the order of magnitude."""
-    prior = default_prior(gpu)
-    return replace(prior, deviations={**prior.deviations, **UNKNOWN_HOST})
 
 
 def next_prior(before: FitResult) -> Prior:

@@ -30,7 +30,6 @@ from calibration.live.plan import (
     Load,
     Setting,
     first_pass_seconds,
-    first_prior,
     in_turn,
     loads,
     next_prior,
@@ -38,7 +37,7 @@ from calibration.live.plan import (
     settings,
 )
 from calibration.live.report import Outcome, SettingOutcome, judge_setting, report_json, report_text
-from calibration.parameters import Prior
+from calibration.parameters import Prior, default_prior
 from calibration.result import FitResult
 from calibration.session import Calibration, Director, calibrate, gathered, steps_file, steps_within
 from sim.build import ScenarioSource, read_source
@@ -218,7 +217,7 @@ def validate(how: Validation) -> Outcome:
             continue
         source = source_of(setting, how.model)
         (subject,) = subjects_of([source])
-        prior = first_prior(subject.scenario.gpu) if before is None else next_prior(before)
+        prior = default_prior(subject.scenario.gpu) if before is None else next_prior(before)
         seconds = setting.share * CALIBRATION_SECONDS
         plan = design(subject.scenario, budget=first_pass_seconds(seconds), prior=prior)
         run = SettingRun(setting, subject, plan, prior, how, seconds)
