@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -139,6 +141,9 @@ def _stream(run: RunJob, jobs: Sequence[Job], arguments: dict[str, Any]) -> Iter
 
 
 def _keyed(run: RunJob, job: Job) -> tuple[str, Outcome]:
+    if multiprocessing.current_process().name.startswith("LokyProcess"):
+        # A terminal's Ctrl-C reaches workers, too: only the process that gives them work is to speak of it.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return job.key, run(job)
 
 
