@@ -296,3 +296,10 @@ def test_any_paste_is_read_or_refused_in_one_line(text: str) -> None:
         assert "\n" not in message, message
     else:
         assert command.engine in {"vllm", "sglang"}
+
+
+def test_what_else_a_text_runs_is_named() -> None:
+    parsed = parse_serve_command("cd /models && vllm serve Qwen/Qwen3-8B; rm -rf /tmp/x")
+    assert parsed.model == "Qwen/Qwen3-8B"
+    assert any("cd, rm" in note.text for note in parsed.notes)
+    assert not any("is read" in note.text for note in parse_serve_command("vllm serve Qwen/Qwen3-8B").notes)

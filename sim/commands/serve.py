@@ -90,10 +90,13 @@ def parse_serve_command(text: str) -> ServeCommand:
             `--config` file.
     """
     found: list[ServeCommand] = []
+    others: list[str] = []
     for command in split_commands(text, FIELD):
         parsed = _parse_words(command)
         if parsed is not None:
             found.append(parsed)
+        else:
+            others.append(command.words[0])
     if not found:
         shown = " ".join(text.split())
         raise BadInput(
@@ -104,7 +107,13 @@ def parse_serve_command(text: str) -> ServeCommand:
         )
     if len(found) > 1:
         raise BadInput(FIELD, None, f"holds {len(found)} engine commands; give one")
-    return found[0]
+    (only,) = found
+    if not others:
+        return only
+    left = Note(
+        "info", FIELD, f"only the engine's command is read, not what else the text runs: {', '.join(others)}"
+    )
+    return replace(only, notes=(*only.notes, left))
 
 
 def serve_from_words(
