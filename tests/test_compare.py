@@ -408,3 +408,10 @@ def test_nothing_decides_where_nothing_is_known() -> None:
     assert found.worst is None
     assert found.verdict() == "UNDECIDED"
     assert "no figure decides" in format_comparison(found)
+
+
+def test_a_release_may_be_spelled_without_its_last_zero() -> None:
+    ours = {"engine_version": "0.28"}
+    assert not differences(ours, {"engine_version": "v0.28.0+cu130"})
+    assert [d.fatal for d in differences(ours, {"engine_version": "0.28.1"})] == [False]
+    assert [d.fatal for d in differences(ours, {"engine_version": "0.33.0"})] == [True]
