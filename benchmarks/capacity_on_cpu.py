@@ -15,8 +15,9 @@ objective, at least 115 % must miss it, and a rate between is not judged: then a
 
 Status 1: a verdict is not as planned. Status 3: one side could not be judged.
 
-Chance has a part in it: were the model exact, runs of 300 requests would be judged as planned in 99 of 100
-cases below and above; of 100 requests, in half of the cases above (simulated).
+Chance has a part in it: were the model exact and the host steady, runs of 300 requests at 85 and 115 % would
+be judged as planned in 99 of 100 cases; of 100 requests, in half of the cases above (simulated). Runs far
+from the capacity are easier to foretell, so read the shares beside the verdicts.
 """
 
 from __future__ import annotations
@@ -137,8 +138,8 @@ class Planner:
 
     def foretold(self, rate: float, prompts: int, seed: int, host: float) -> float:
         """P90 TTFT of the requests of a run [s]."""
-        run = replace(self._at(rate, prompts), seed=seed)
-        run = replace(run, workload=replace(run.workload, seed=seed))
+        run = self._at(rate, prompts)
+        run = replace(run, seed=seed, workload=replace(run.workload, seed=seed))
         return late_ttft(simulate(run, step_time=ScaledStepTime(self.model, host)).result)
 
     def _at(self, rate: float, prompts: int, max_concurrency: int | None = None) -> Scenario:
@@ -212,7 +213,7 @@ def run_at(rate: float, out: Path, planner: Planner, args: argparse.Namespace) -
     words = ["--request-rate", str(rate), "--num-prompts", str(args.prompts), "--num-warmups", "1"]
     words += ["--result-dir", str(out), "--force", *launch_words(args.program)]
     servecast("bench", str(args.out / "capacity.yaml"), *words)
-    measured = read_results(next(path for path in out.glob("*.json")))[0]
+    measured = read_results(next(out.glob("*.json")))[0]
     host = host_factor(next(out.glob("*.steps.jsonl")), planner, measured)
     told = planner.foretold(rate, args.prompts, int(measured.identity["seed"]), host)
     return Verdict(
