@@ -55,11 +55,11 @@ def _client_words(client: ClientName) -> list[str]:
 
 
 def spec_words(spec: WorkloadSpec) -> list[str]:
-    """A load as flags of `vllm bench serve`; what its defaults say already is left out."""
+    """A load as flags of `vllm bench serve`; what its defaults say already is left out, the length aside."""
     base = default_spec(spec.client)
     words = _dataset_words(spec)
     numbers = {
-        "--num-prompts": (spec.num_prompts, base.num_prompts),
+        "--num-prompts": (spec.num_prompts, None),
         "--request-rate": (spec.request_rate, base.request_rate),
         "--burstiness": (spec.burstiness, base.burstiness),
         "--max-concurrency": (spec.max_concurrency, base.max_concurrency),

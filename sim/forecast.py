@@ -13,13 +13,13 @@ from sim.copies import begun
 from sim.figures.intervals import LEVEL, Interval, intervals, repeat_noise
 from sim.figures.metrics import Figures
 from sim.loop.replica import StepSink
-from sim.provenance import Note, Origin
+from sim.provenance import Note
 from sim.request import Request
 from sim.results import BenchResult
 from sim.scenario import Scenario
 from sim.simulate import SimResult, roofline, simulate
 from sim.steptime.base import StepTimeModel
-from sim.steptime.defaults import default_efficiencies
+from sim.steptime.defaults import Z90, default_efficiencies
 from sim.steptime.scale import slowed
 from sim.workload.generate import generate_load
 
@@ -27,12 +27,6 @@ if TYPE_CHECKING:
     from sim.profile import Profile
 
 DRAWS = 8
-# Standard deviation of whole steps without a calibration [log]: of a card whose efficiencies were measured
-# or fitted, and of one for which they are assumed (90 % of +-28 %).
-KNOWN_CARD = 0.05
-ASSUMED_CARD = 0.15
-ESSENTIAL = ("weight_bandwidth", "kv_bandwidth", "gemm_flops")
-Z90 = 1.645
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +121,9 @@ def _basis(scenario: Scenario, profile: Profile | None, draws: int) -> Basis:
         text = f"{draws} draws of the profile's coefficients and of the load's seed, and repeat noise"
         return Basis(text, tuple(profile.draws(scenario, draws, scenario.seed)), envelope=False)
     defaults = default_efficiencies(scenario.gpu)
-    assumed = any(defaults.sources[name].origin is Origin.ASSUMED for name in ESSENTIAL)
-    width = ASSUMED_CARD if assumed else KNOWN_CARD
-    factor = math.exp(Z90 * width)
+    factor = 1.0 + defaults.step_error
     models = tuple(roofline(scenario, slowed(defaults.efficiencies, f)) for f in (1.0 / factor, factor))
-    why = "assumed efficiencies" if assumed else "efficiencies that were not measured on this very card"
+    why = "assumed efficiencies" if defaults.assumed else "efficiencies not measured on this very card"
     steps = f"steps up to {100 * (factor - 1):.0f} % slower or faster ({why})"
     text = f"{steps}, which makes batches larger or smaller as well, and repeat noise"
     return Basis(text, models, envelope=True)

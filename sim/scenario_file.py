@@ -205,6 +205,8 @@ def read_scenario_file(path: str | Path) -> ScenarioInput:
         raise BadInput("SCENARIO", str(path), yaml_fault(error)) from None
     if not isinstance(raw, Mapping):
         raise BadInput("SCENARIO", str(path), "must hold `serve:`, `bench:`, `gpu:` and so on")
+    if raw.keys() >= {"duration", "completed"}:
+        raise BadInput("SCENARIO", str(path), "is a result, no scenario; `servecast compare` takes those")
     return parse_scenario_mapping(raw, str(path))
 
 

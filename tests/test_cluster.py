@@ -268,7 +268,7 @@ def test_the_command_says_what_its_figures_rest_on(tmp_path):
     assert head[0].startswith("2 replicas of vllm")
     assert head[1] == "GPUs: 2"
     assert "requests/s offered: 60 requests" in text
-    assert "step times 25% longer and shorter" in text
+    assert "step times 28% longer and shorter" in text
     assert "assumed: step time" in text
     assert "--engine-version: not named" in text
     told = json.loads(cluster_command(tmp_path, "--replicas", "2", "--json", "-").output)["least-requests"]

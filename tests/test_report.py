@@ -90,7 +90,10 @@ def test_percentiles_of_few_samples_carry_n_and_their_bounds():
     few = render(result(20))
     assert "n = 20, 95 %: 250.00 to no upper bound" in line(few, "P99 TTFT")
     assert "n =" not in line(few, "Mean TTFT")
-    assert "n =" not in render(result(150))
+    hundred_fifty = render(result(150))
+    assert "n = 150, 95 %: 250.00 to no upper bound" in line(hundred_fifty, "P99 TTFT")
+    assert "n =" not in line(hundred_fifty, "Median TTFT")
+    assert "n =" not in render(result(1000))
     reported = result(20, records=None, aggregates={"completed": 20, "failed": 0, "p99_ttft_ms": 5.0})
     assert line(render(reported), "P99 TTFT").endswith("n = 20, too few to reach it")
 
@@ -116,7 +119,7 @@ def test_past_saturation_the_rate_stands_instead_of_ttft_and_e2el():
     assert "P99 TTFT" not in text
     assert "Mean TPOT" in text
     stable = render(result(extra={"regime": asdict(Regime("stable", 2.0))}))
-    assert "stable at 2 requests/s" in stable
+    assert "stable: 2 requests/s offered" in stable
     assert "P99 TTFT" in stable
 
 

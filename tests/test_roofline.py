@@ -235,7 +235,14 @@ def test_every_gpu_has_efficiencies_with_a_source_each():
 
 def test_only_unmeasured_gpus_say_that_they_are_assumed():
     assert default_efficiencies(find_gpu("RTX-5090")[0]).sources["kv_bandwidth"].origin is Origin.FITTED
-    assert any("20 to 30 %" in note.text for note in default_efficiencies(find_gpu("B200")[0]).notes())
+    known = default_efficiencies(find_gpu("RTX-5090")[0])
+    unmeasured = default_efficiencies(find_gpu("B200")[0])
+    assert not known.assumed
+    assert not known.notes()
+    assert known.step_error == pytest.approx(0.086, abs=1e-3)
+    assert {"kv_bandwidth", "gemm_flops"} & set(unmeasured.assumed)
+    assert "calibrates them" in unmeasured.notes()[0].text
+    assert unmeasured.step_error == pytest.approx(0.28, abs=1e-3)
 
 
 def test_front_end_is_part_of_the_model():

@@ -137,7 +137,7 @@ def _stability(result: BenchResult, paint: Paint) -> str:
     if state == "stable" and offered:
         asked = load_of(result.identity)[0]
         sent = " as sent" if asked and abs(offered / asked - 1.0) > SENT_OTHERWISE else ""
-        return f", stable at {offered:.3g} requests/s{sent}"
+        return f", stable: {offered:.3g} requests/s offered{sent}"
     if state == "unknown" and offered:
         return f", too short to tell whether {offered:.3g} requests/s can be sustained"
     if state in ("closed-loop", "capped"):
@@ -224,14 +224,20 @@ def _rounded(value: float) -> str:
 
 
 def _trust(result: BenchResult, key: str) -> str:
-    """n and 95 % bounds beside a percentile that fewer than 100 samples have to carry."""
+    """n and 95 % bounds beside a percentile that few samples have to carry.
+
+    Few are less than 100, and of a measurement fewer than ten beyond the percentile: the band of a prediction
+    holds that spread already.
+    """
     match = _PERCENTILE.fullmatch(key)
     if match is None:
         return ""
     figures = result.aggregates
     n = figures.get(f"n_{match[2]}", figures.get("completed"))
     q = float(match[1])
-    if n is None or n >= 100 or (match[2] == "itl" and f"n_{match[2]}" not in figures):
+    if n is None or (match[2] == "itl" and (n >= 100 or "n_itl" not in figures)):
+        return ""
+    if n >= 100 and (_band(result, key) or n * (1.0 - q / 100.0) >= 10.0):
         return ""
     few = "" if supported(int(n), q) else ", too few to reach it"
     if f"{key}_low" not in figures:

@@ -11,8 +11,6 @@ from sim.steptime.base import FrontEnd, StepTimeModel
 from sim.steptime.defaults import default_efficiencies
 
 CALIBRATED = 0.02
-ASSUMED = 0.25  # what the notes of assumed efficiencies promise: errors of 20 to 30 %
-MEASURED = 0.05
 DRAWS = 6
 
 
@@ -65,15 +63,16 @@ class ModelError:
 
 
 def model_error(scenario: Scenario, profile: Profile | None = None) -> ModelError:
-    """What to allow for: 2 % with a profile, 5 % where the default efficiencies are measured, else 25 %."""
+    """What to allow for: 2 % with a profile, else what `predict` allows for on such a card."""
     if profile is not None:
         return ModelError(
             CALIBRATED, f"profile {profile.source}: {DRAWS} draws of its coefficients", drawn=True
         )
     defaults = default_efficiencies(scenario.gpu)
-    if defaults.notes():
-        return ModelError(ASSUMED, f"efficiencies of {defaults.family} are assumed, not measured")
-    return ModelError(MEASURED, f"efficiencies of {defaults.family} measured elsewhere, not on this host")
+    if defaults.assumed:
+        return ModelError(defaults.step_error, f"efficiencies of {defaults.family} are assumed, not measured")
+    source = f"efficiencies of {defaults.family} measured elsewhere, not on this host"
+    return ModelError(defaults.step_error, source)
 
 
 def error_sentences(error: ModelError, small: float) -> str:
@@ -93,4 +92,4 @@ def other_models(
     """Step times that are also possible: what the profile's evidence allows, or slower and faster ones."""
     if profile is not None:
         return list(profile.draws(scenario, DRAWS, scenario.seed))
-    return [ScaledStepTime(model, 1.0 + error.share), ScaledStepTime(model, 1.0 - error.share)]
+    return [ScaledStepTime(model, 1.0 + error.share), ScaledStepTime(model, 1.0 / (1.0 + error.share))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +12,13 @@ from sim.hardware.spec import GpuSpec
 from sim.provenance import Note, Origin, Sourced
 from sim.steptime.efficiencies import Efficiencies
 from sim.yamltext import load_yaml
+
+DECISIVE = ("weight_bandwidth", "kv_bandwidth", "gemm_flops")
+# Standard deviation of whole steps without a calibration [log]: of a card whose efficiencies were measured
+# or fitted, and of one for which they are assumed.
+KNOWN_CARD = 0.05
+ASSUMED_CARD = 0.15
+Z90 = 1.645  # half-width of a normal 90 % interval in standard deviations
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +49,23 @@ class DefaultEfficiencies:
     efficiencies: Efficiencies
     sources: Mapping[str, Sourced[float]]
 
+    @property
+    def assumed(self) -> list[str]:
+        """The coefficients that matter most and are assumed."""
+        return [name for name in DECISIVE if self.sources[name].origin is Origin.ASSUMED]
+
+    @property
+    def step_error(self) -> float:
+        """By what share steps may be slower, nine times in ten; faster, over one plus it."""
+        return math.exp(Z90 * (ASSUMED_CARD if self.assumed else KNOWN_CARD)) - 1.0
+
     def notes(self) -> tuple[Note, ...]:
         """What a user should know: which of the coefficients that matter most are assumed."""
-        decisive = ("weight_bandwidth", "kv_bandwidth", "gemm_flops")
-        assumed = [name for name in decisive if self.sources[name].origin is Origin.ASSUMED]
-        if not assumed:
+        if not self.assumed:
             return ()
-        text = f"assumed for {self.family}, not measured: {', '.join(assumed)}"
-        if len(assumed) > 1:
-            text += "; expect errors of 20 to 30 % until a run on this GPU calibrates them"
+        text = f"assumed for {self.family}, not measured: {', '.join(self.assumed)}"
+        if len(self.assumed) > 1:
+            text += "; a run on this GPU calibrates them (`servecast calibrate`)"
         return (Note("assumed", "step time", text),)
 
 

@@ -38,7 +38,7 @@ PAIRS: tuple[FlagPair, ...] = (
         "--mem-fraction-static",
         "near",
         "vLLM's fraction includes activations and graphs, SGLang's only weights and KV: one figure gives "
-        "SGLang the larger pool and less headroom",
+        "SGLang the larger pool and less headroom (above its own default it may run out of memory)",
     ),
     FlagPair(
         "--enable-prefix-caching",

@@ -79,7 +79,11 @@ def resolve(
     rules = nearest_version(asked, RULE_VERSIONS)
     given, values = Given(command.given), Values()
     if version_key(asked)[:2] != version_key(rules)[:2]:
-        values.warn("--engine-version", f"no rules of vLLM {asked} are known; the rules of {rules} are used")
+        values.warn(
+            "--engine-version",
+            f"the scheduling rules of vLLM {asked} are not known; those of {rules} are used "
+            f"(memory and defaults follow {asked} where it is known to differ)",
+        )
     elif not version and not command.version:
         values.inform("--engine-version", f"not named; the rules of vLLM {rules} are used")
     device = values.derive("device", device_of(gpu), f"of {gpu.name}")
