@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from sim.errors import ServecastError
+from sim.interrupts import as_keyboard_interrupt
 
 # name -> (module:function, one line of help). Modules load only when their command runs.
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -77,20 +78,27 @@ def main(args: list[str] | None = None) -> Any:
     gc.set_threshold(GARBAGE)
     atexit.register(gc.freeze)  # else Python looks through everything once more before it ends
     try:
-        status = servecast.main(args=args, prog_name="servecast", standalone_mode=False)
+        with as_keyboard_interrupt():  # else worker processes outlive a SIGTERM
+            status = servecast.main(args=args, prog_name="servecast", standalone_mode=False)
     except ServecastError as error:
-        click.echo(f"servecast: {error}", err=True)
+        _say(str(error))
         sys.exit(error.exit_status)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        click.echo(f"servecast: {_one_line(error)}", err=True)
+        _say(_one_line(error))
         sys.exit(error.exit_code)
-    except click.Abort:
+    except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _say(text: str) -> None:
+    from sim.secrets import without_secrets
+
+    click.echo(f"servecast: {without_secrets(text)}", err=True)
 
 
 def _one_line(error: click.ClickException) -> str:

@@ -94,7 +94,7 @@ def bench(inputs: ScenarioOptions, **given: Any) -> None:
 
     Several scenarios run one after the other, each alone on the host. Exit status 3: a run was INVALID.
     """
-    from bench.interrupts import as_keyboard_interrupt
+    from sim.interrupts import as_keyboard_interrupt
 
     with as_keyboard_interrupt():
         try:

@@ -8,7 +8,6 @@ ends, which makes a thousand streams cost a million steps each.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import ssl
 from base64 import b64encode
@@ -25,6 +24,7 @@ from bench.payload import Target, Timeouts
 from bench.stream import Status, StreamOutcome, StreamReader
 from bench.wire import Wire, WireBackend, clock
 from sim.errors import ServecastError
+from sim.jsontext import load_json
 
 # vLLM and SGLang serve through uvicorn, which closes connections after 5 s without a request.
 _KEEPALIVE_S = 4.0
@@ -385,7 +385,7 @@ def _error_message(body: bytes) -> tuple[str, int | None]:
     """The message in an error body, and its code (-1 for an error without a code, None for no error)."""
     text = body.decode("utf-8", "replace").strip()
     try:
-        parsed = json.loads(text)
+        parsed = load_json(text)
     except ValueError:
         return text[:500], None
     if not isinstance(parsed, dict):

@@ -11,7 +11,6 @@ from pathlib import Path
 from bench.driver import OnProgress, Outcome, Plan, Progress, drive
 from bench.enrich import Context, complete
 from bench.files import write_files
-from bench.interrupts import uninterrupted
 from bench.launch import LaunchOptions
 from bench.loadgen import run_load, shapes
 from bench.payload import Target, Timeouts
@@ -21,6 +20,7 @@ from bench.sweep import Point, finished, point_key
 from bench.telemetry import Gpus
 from bench.watch import Watcher
 from bench.wire import clock
+from sim.interrupts import uninterrupted
 from sim.results import BenchResult
 from sim.workload.generate import generate
 

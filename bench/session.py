@@ -11,7 +11,6 @@ from typing import Any
 
 from bench.driver import Progress
 from bench.failures import EngineFailed, Failure
-from bench.interrupts import uninterrupted
 from bench.launch import Launch, LaunchOptions, prepare
 from bench.metrics import CacheInfo, cache_info, parse
 from bench.servers.ready import StartTimes, http_look, wait_ready
@@ -20,6 +19,7 @@ from bench.sweep import Point
 from bench.telemetry import Gpus, HostState, wait_freed
 from bench.watch import Watcher
 from sim.build import ScenarioSource
+from sim.interrupts import uninterrupted
 from sim.results import BenchResult
 from sim.scenario import Scenario
 

@@ -8,7 +8,6 @@ and whether they invalidate.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from sim.figures.regime import regime
 from sim.provenance import Note
 from sim.request import Request, SegmentKey
 from sim.results import BenchResult, RequestRecords, Verdict
+from sim.secrets import without_secrets
 from sim.workload.spec import PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 
 MIN_SUCCESS = 0.99
@@ -31,7 +31,6 @@ WARM_HITS = 0.01  # of prompt tokens, where no prompt shares a beginning with an
 COLD_FACTOR = 3.0
 COLD_FLOOR = 0.5  # s
 SHOWN = 200  # characters of a server's own words
-_SECRET = re.compile(r"(Bearer\s+)\S+|\b(?:sk|hf|pk|ghp)[-_][A-Za-z0-9_\-]{8,}", re.IGNORECASE)
 SEVERITY: tuple[Literal["INVALID", "SUSPECT", "VALID"], ...] = ("INVALID", "SUSPECT", "VALID")
 
 
@@ -126,11 +125,6 @@ def _in_words(result: BenchResult, records: RequestRecords) -> str:
     for (status, detail), count in told.most_common():
         first.setdefault(status, f'{status}: "{without_secrets(detail)[:SHOWN]}" ({count} times)')
     return "".join(f"; {text}" for _, text in sorted(first.items()))
-
-
-def without_secrets(text: str) -> str:
-    """`text` with what looks like a key or token replaced."""
-    return _SECRET.sub(lambda match: f"{match[1] or ''}***", text)
 
 
 def lengths(result: BenchResult, records: RequestRecords, spec: WorkloadSpec, ev: Evidence) -> list[Finding]:

@@ -159,12 +159,12 @@ def measure_and_fit(
 ) -> None:
     """Launch, measure, fit, check, write."""
     from bench.cli import launch_options, preflight, sources_of
-    from bench.interrupts import as_keyboard_interrupt
     from bench.live_table import LiveTable
     from bench.run import BenchOptions
     from bench.serial import subjects_of
     from bench.telemetry import open_gpus
     from calibration.plan_run import plan_of, run, save, summary
+    from sim.interrupts import as_keyboard_interrupt
 
     gpus = open_gpus()
     sources = sources_of(inputs, gpus)

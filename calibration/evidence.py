@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from calibration.told import scenario_of
 from sim.engines.base import ScheduledChunk, StepPlan, StepShape
 from sim.errors import BadInput
+from sim.jsontext import load_json
 from sim.request import Request
 from sim.results import BenchResult, RequestRecords
 from sim.scenario import Scenario
@@ -292,7 +293,7 @@ def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
         if not content.strip():
             continue
         try:
-            value = json.loads(content)
+            value = load_json(content)
         except json.JSONDecodeError:
             if line == text.count("\n") + 1:  # cut by a kill
                 break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from calibration.told import scenario_of
 from sim.comparison.identity import fact
 from sim.comparison.loads import scenario_for
 from sim.errors import BadInput
+from sim.jsontext import load_json
 from sim.results import BenchResult
 from sim.results_io.files import read_results
 from sim.scenario import Scenario
@@ -69,7 +69,7 @@ def is_step_file(path: Path) -> bool:
     """Whether a file's first line is a record of the step probe."""
     try:
         with path.open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
+            first = load_json(file.readline())
     except (OSError, UnicodeDecodeError, ValueError):
         return False
     return isinstance(first, dict) and "ev" in first

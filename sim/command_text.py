@@ -10,6 +10,7 @@ from sim.build import ScenarioSource
 from sim.commands.bench import ClientName, default_spec, parse_bench_command
 from sim.commands.serve import launch_words
 from sim.errors import BadInput
+from sim.secrets import without_secrets
 from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 
 
@@ -27,7 +28,7 @@ def serve_text(source: ScenarioSource) -> str:
         else ["python", "-m", "sglang.launch_server", "--model-path", model]
     )
     env = [f"{name}={shlex.quote(value)}" for name, value in engine.env.items()]
-    return " ".join([*env, shlex.join([*start, *launch_words(engine)])])
+    return without_secrets(" ".join([*env, shlex.join([*start, *launch_words(engine)])]))
 
 
 def bench_text(source: ScenarioSource) -> str:
@@ -38,7 +39,7 @@ def bench_text(source: ScenarioSource) -> str:
     text = shlex.join([*start, *given])
     try:
         if parse_bench_command(text).spec == spec:
-            return text
+            return without_secrets(text)
     except BadInput:
         pass
     words = [] if source.bench.model is None else ["--model", source.bench.model]

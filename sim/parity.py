@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import BadInput, ServecastError
+from sim.jsontext import load_json
 
 Line = dict[str, Any]
 """One JSON object of a scenario or trace file."""
@@ -77,7 +78,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, Line]]:
             for number, text in enumerate(f, 1):
                 if not text.strip():
                     continue
-                line = json.loads(text)
+                line = load_json(text)
                 if not isinstance(line, dict):
                     raise BadInput(str(path), None, f"line {number} is not a JSON object")
                 yield number, line

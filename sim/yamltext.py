@@ -16,8 +16,8 @@ def load_yaml(text: str) -> Any:
     """One YAML document of plain values.
 
     Raises:
-        yaml.YAMLError: it is none, or a mapping has one key twice (YAML 1.2, 3.2.1.3; PyYAML would keep the
-            later one and say nothing).
+        yaml.YAMLError: it is none, has a value that no Python value can hold or is nested too deeply, or a
+            mapping has one key twice (YAML 1.2, 3.2.1.3; PyYAML would keep the later one and say nothing).
     """
     loader = yaml.CSafeLoader(text) if yaml.__with_libyaml__ else yaml.SafeLoader(text)
     try:
@@ -27,6 +27,10 @@ def load_yaml(text: str) -> Any:
         for key in _repeated_keys(document):
             raise yaml.MarkedYAMLError(problem=f"{key.value} {TWICE}", problem_mark=key.start_mark)
         return loader.construct_document(document)
+    except ValueError as error:  # a date or a number out of range
+        raise yaml.MarkedYAMLError(problem=str(error).partition(";")[0]) from None
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem="nested too deeply") from None
     finally:
         loader.dispose()
 

@@ -149,3 +149,23 @@ def test_one_seed_is_one_load():
     assert generate(spec) == generate(spec)
     assert generate(spec) == generate(WorkloadSpec(num_prompts=50, request_rate=5.0), seed=3)
     assert generate(spec) != generate(spec, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("flag", "settings_"),
+    [
+        ("--request-rate", {"request_rate": 1e-308}),
+        ("--request-rate", {"request_rate": 1e-6}),
+        ("--burstiness", {"request_rate": 1e-4, "burstiness": 1e-308}),
+        ("--ramp-up-start-rps", {"ramp_up": ("linear", 1e-9, 1e-9)}),
+    ],
+)
+def test_loads_that_last_for_years_are_refused(flag, settings_):
+    with pytest.raises(BadInput, match=flag):
+        times(**settings_)
+
+
+@pytest.mark.parametrize("field", ["num_prompts", "num_warmups"])
+def test_more_requests_than_memory_holds_are_refused(field):
+    with pytest.raises(BadInput, match=f"--{field.replace('_', '-')}: .* at most 10,000,000"):
+        generate(WorkloadSpec(**{field: 10**12}))

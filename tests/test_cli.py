@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,55 @@ def test_bad_options_are_one_line(words: list[str], says: str, capsys: pytest.Ca
     assert says in error
     assert error.count("\n") == 1
     assert "\x1b" not in error
+
+
+NEST = "[" * 100_000
+LOAD = ["--bench", "vllm bench serve", "--gpu", "H100", "--serve", "vllm serve Qwen/Qwen3-14B"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["audit", "{}"],
+        ["compare", "{}", "{}"],
+        ["calibrate", "--from", "{}", "--out", "p.json"],
+        ["predict", *LOAD, "--profile", "{}"],
+        ["predict", "--bench", "vllm bench serve", "--gpu", "{}", "--serve", "vllm serve Qwen/Qwen3-14B"],
+        ["predict", "--bench", "vllm bench serve", "--gpu", "H100", "--serve", "vllm serve {}"],
+        ["predict", "{}"],
+    ],
+)
+@pytest.mark.parametrize("text", ['{"a":' + NEST, '{"a": ' + "1" * 6000 + "}"], ids=["deep", "long"])
+def test_files_beyond_the_parser_are_one_line(
+    words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "odd.json"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as ended:
+        main([word.replace("{}", str(file)) for word in words])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("servecast: ")
+    assert "odd.json" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["plan", "--slo", "p99 ttft <= 1s", "--peak-factor", "2"], "--peak-factor: '2': belongs to --rate"),
+        (["plan", "--slo", "p99 ttft <= 1s", "--seeds", "99999999"], "--seeds: 99999999: must be at most"),
+        (["whatif", "--vary", "max-num-seqs=4,8", "--address", "h:1"], "--address: 'h:1': belongs to"),
+        (["whatif", "--vary", "max-num-seqs=4,8", "--seeds", "9999"], "makes 19,998 runs; confirm"),
+    ],
+)
+def test_options_that_do_nothing_or_never_end_are_refused(
+    words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*words, *LOAD])
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--version"], ["models"], ["predict", "--help"]])

@@ -277,9 +277,31 @@ def test_invalid_runs_and_other_work_are_refused() -> None:
 
 
 def test_runs_of_one_load_are_repeats() -> None:
-    a, b = pair()[1], pair(rate=4.0)[1]
-    names = [[name for name, _ in group] for group in grouped([("1", a), ("2", b), ("3", a), ("4", b)])]
+    (a, again), (b, later) = (
+        [
+            result_of(records_of(sent, noisy(0.1, 200, 2), noisy(0.02, 200, 3)), rate=rate)
+            for sent in (poisson_load(200, rate, 1), poisson_load(200, rate, 2))
+        ]
+        for rate in (5.0, 4.0)
+    )
+    names = [[n for n, _ in group] for group in grouped([("1", a), ("2", b), ("3", again), ("4", later)])]
     assert names == [["1", "3"], ["2", "4"]]
+
+
+def test_a_run_is_no_repeat_of_itself() -> None:
+    run = pair()[1]
+    with pytest.raises(BadInput, match=r"'again\.json': is the same run as once\.json"):
+        grouped([("once.json", run), ("again.json", pair()[1])])
+    figures = {"mean_ttft_ms": 58.0, "completed": 20}
+    with pytest.raises(BadInput, match="same run"):
+        grouped([("1", aggregates_of(figures)), ("2", aggregates_of(figures))])
+
+
+def test_flags_of_two_predictions_are_held_against_each_other() -> None:
+    sides = [{"engine_args": {"max_num_seqs": n, "block_size": 16, "seed": None}} for n in (256, 2)]
+    (found,) = differences(*sides)
+    assert str(found) == "max_num_seqs is 256 predicted but 2 measured"
+    assert not found.fatal
 
 
 def test_the_prediction_of_the_same_load_is_taken() -> None:

@@ -159,3 +159,19 @@ def test_a_number_of_gpus_is_said_elsewhere(name: str) -> None:
     with pytest.raises(BadInput, match="--gpu H100 --gpu-count 2") as refused:
         find_gpu(name)
     assert "-tp 2" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"tflops": {"bf16": 0}}, "tflops.bf16"),
+        ({"bandwidth": True}, "bandwidth"),
+        ({"compute_capability": [-1, 0]}, "compute_capability.0"),
+        ({"memory_gib": 1e30}, "memory_gib"),
+    ],
+)
+def test_impossible_figures_are_named(tmp_path: Path, change: dict[str, object], field: str) -> None:
+    file = tmp_path / "gpu.json"
+    file.write_text(json.dumps({"memory_gib": 48, "bandwidth": 900, "tflops": {"bf16": 100}, **change}))
+    with pytest.raises(BadInput, match=f"gpu.json: {field}: "):
+        find_gpu(str(file))

@@ -269,3 +269,30 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: str) -> None:
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no config\.json"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "hint"),
+    [
+        ("num_hidden_layers", 10**30, "at most 1,000,000,000"),
+        ("hidden_size", float("nan"), "whole number"),
+        ("hidden_size", float("inf"), "whole number"),
+        ("num_key_value_heads", 3, r"must divide num_attention_heads \(16\)"),
+        ("v_head_dim", "wide", "whole number"),
+        ("quantization_config", "fp8", "must be an object"),
+    ],
+)
+def test_impossible_values_are_named(field: str, value: Any, hint: str) -> None:
+    with pytest.raises(BadInput, match=f"m: {field}: .*{hint}"):
+        parse_config({**DENSE, field: value}, "m")
+
+
+def test_no_token_goes_to_more_experts_than_there_are() -> None:
+    moe = {**DENSE, "model_type": "qwen3_moe", "num_experts": 16, "moe_intermediate_size": 512}
+    with pytest.raises(BadInput, match=r"num_experts_per_tok: 99: must not exceed num_experts \(16\)"):
+        parse_config({**moe, "num_experts_per_tok": 99}, "m")
+
+
+def test_a_name_longer_than_a_path_can_be_is_only_unknown() -> None:
+    with pytest.raises(BadInput, match="not in the table"):
+        load_model("x" * 5000)

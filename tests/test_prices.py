@@ -66,6 +66,15 @@ def test_bad_price_files_are_named_by_line(tmp_path, text, says):
         read_prices(write(tmp_path, text))
 
 
+def test_prices_beyond_all_reason_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="at most 1e\\+09"):
+        read_prices("1e308")
+    deep = tmp_path / "deep.yaml"
+    deep.write_text("a: " + "[" * 20_000)
+    with pytest.raises(BadInput, match=r"deep.yaml"):
+        read_prices(deep)
+
+
 def test_missing_price_file(tmp_path):
     with pytest.raises(BadInput, match="no such file"):
         read_prices(tmp_path / "none.yaml")

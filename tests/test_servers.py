@@ -13,7 +13,6 @@ import pytest
 
 from bench.failures import EngineFailed
 from bench.fetch import fetch
-from bench.interrupts import as_keyboard_interrupt, uninterrupted
 from bench.servers.base import (
     Exit,
     LaunchSpec,
@@ -26,6 +25,7 @@ from bench.servers.process import ProcessServer
 from bench.servers.ready import Readiness, http_look, wait_ready
 from bench.servers.url import UrlServer
 from sim.errors import BadInput
+from sim.interrupts import as_keyboard_interrupt, uninterrupted
 
 FAKE = str(Path(__file__).parent / "fakes" / "fake_engine.py")
 
@@ -343,10 +343,15 @@ def test_interrupts_wait_until_the_work_is_done():
 
 def test_sigterm_and_sighup_are_ctrl_c_and_handlers_come_back():
     before = signal.getsignal(signal.SIGTERM)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         with as_keyboard_interrupt(), pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
     assert signal.getsignal(signal.SIGTERM) is before
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with as_keyboard_interrupt(), uninterrupted():
+        signal.raise_signal(signal.SIGHUP)  # nohup asked for this
+    signal.signal(signal.SIGHUP, hangup)
 
 
 def test_other_threads_have_no_signals_to_hold():

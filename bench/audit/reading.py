@@ -16,6 +16,7 @@ from bench.startup_log import StartupLog, parse_startup_log
 from sim.commands.bench import parse_bench_command
 from sim.commands.serve import parse_serve_command
 from sim.errors import BadInput
+from sim.jsontext import load_json
 from sim.results import BenchResult
 from sim.results_io.fields import check_figures
 from sim.results_io.files import read_results
@@ -178,7 +179,7 @@ def _of_workload(workload: Mapping[str, Any]) -> dict[str, Any]:
 def _loose_json(text: str, name: str) -> tuple[Run, ...]:
     """Figures under `vllm bench serve`'s keys in any object; several under `runs`, with a `setting`."""
     try:
-        raw = json.loads(text)
+        raw = load_json(text)
     except json.JSONDecodeError:
         return ()
     if isinstance(raw, dict) and "servecast" in raw:

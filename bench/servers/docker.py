@@ -16,7 +16,6 @@ from docker.models.containers import Container
 from docker.types import DeviceRequest, Mount
 
 from bench.failures import EngineFailed, Failure, classify
-from bench.interrupts import uninterrupted
 from bench.servers.base import (
     LABEL,
     DockerOptions,
@@ -29,6 +28,7 @@ from bench.servers.base import (
     require_free_port,
 )
 from bench.servers.process import log_size, read_log
+from sim.interrupts import uninterrupted
 
 INNER_PORT = 8000
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from bench.failures import EngineFailed, Failure
-from bench.interrupts import uninterrupted
 from bench.servers.base import (
     MARKER,
     Exit,
@@ -24,6 +23,7 @@ from bench.servers.base import (
     public_env,
     require_free_port,
 )
+from sim.interrupts import uninterrupted
 
 # No usage reports. And setproctitle, which engines name their workers with, must not write over the
 # environment, which is where our marker stands.

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.interrupts import as_keyboard_interrupt
 from bench.launch import LaunchOptions, split_program
 from bench.live_table import LiveTable
 from bench.run import BenchOptions, run_engine
@@ -42,6 +41,7 @@ from calibration.result import FitResult
 from calibration.session import Calibration, Director, calibrate, gathered, steps_file, steps_within
 from sim.build import ScenarioSource, read_source
 from sim.errors import ServecastError
+from sim.interrupts import as_keyboard_interrupt
 from sim.results import BenchResult
 from sim.results_io.atomic import write_text
 from sim.results_io.writing import plain

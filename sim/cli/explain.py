@@ -14,6 +14,7 @@ import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
 from sim.errors import BadInput
+from sim.paths import exists
 from sim.scenario import EngineName, Scenario
 
 if TYPE_CHECKING:
@@ -95,9 +96,7 @@ def step_times(profile: Path | None) -> Callable[[Scenario], StepTimeModel | Non
 
 def _whole_name(name: str, inputs: ScenarioOptions) -> tuple[str, ScenarioOptions]:
     """Words that are no files belong to the name, so that it need not be quoted."""
-    words = [
-        word for word in inputs.files if not Path(word).exists() and not word.endswith((".yaml", ".yml"))
-    ]
+    words = [word for word in inputs.files if not exists(word) and not word.endswith((".yaml", ".yml"))]
     files = tuple(word for word in inputs.files if word not in words)
     return " ".join([name, *words]), replace(inputs, files=files)
 

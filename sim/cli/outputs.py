@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sim.errors import BadInput
+from sim.paths import is_file
 
 STDOUT = "-"
 
@@ -22,7 +23,7 @@ def check_outputs(places: Mapping[str, str | Path | None], reads: Iterable[str |
         BadInput: no folder, a folder instead of a file, no right to write, one file for two options, or a
             file that the command reads, by whatever name or link.
     """
-    read = [Path(name) for name in reads if name is not None and _is_file(name)]
+    read = [Path(name) for name in reads if name is not None and is_file(name)]
     taken: dict[Path, str] = {}
     for option, given in places.items():
         if given is None or str(given) == STDOUT:
@@ -40,13 +41,6 @@ def check_outputs(places: Mapping[str, str | Path | None], reads: Iterable[str |
         first = taken.setdefault(path.resolve(), option)
         if first != option:
             raise BadInput(option, str(given), f"is the file of {first} already")
-
-
-def _is_file(name: str | Path) -> bool:
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):  # words of a command, too long for a name
-        return False
 
 
 def _check_place(option: str, path: Path) -> None:

@@ -15,11 +15,13 @@ from sim.errors import BadInput
 
 if TYPE_CHECKING:
     from sim.planning.daily import DailyProfile
+    from sim.planning.load_curve import Effort
     from sim.planning.plan import Plan
 
 
 MAX_RATE = 1e6  # requests/s; beyond any service there is
 MAX_PEAK = 1e3
+MAX_SEEDS = 1_000
 
 
 @click.command()
@@ -100,7 +102,6 @@ def plan(
     from sim.cli.outputs import check_outputs
     from sim.planning.capacity import from_workload
     from sim.planning.hardware import parse_names, parse_sizes
-    from sim.planning.load_curve import Effort
     from sim.planning.mix import read_traffic
     from sim.planning.plan import Question, make_plan
     from sim.planning.plan_report import best_found
@@ -121,6 +122,8 @@ def plan(
     share = parse_percent("--utilisation", utilisation) or 0.0
     if not 0 < share <= 1:
         raise BadInput("--utilisation", utilisation, "must be above 0 and at most 100%")
+    if peak_factor and rate is None and daily is None:
+        raise BadInput("--peak-factor", peak_factor, "belongs to --rate: the peak over its mean")
     day = None if daily is None else day_from_text(daily)
     question = Question(
         slos=parse_slos(texts, goodput),
@@ -137,7 +140,7 @@ def plan(
         tps=parse_sizes("--tp", tp),
         prices=None if price is None else read_prices(price),
         utilisation=share,
-        effort=Effort(whole("--prompts", prompts, 100), whole("--seeds", seeds, 1)),
+        effort=read_effort(prompts, seeds),
         with_error=not no_model_error,
     )
     answer = make_plan(
@@ -149,6 +152,17 @@ def plan(
     write_plan(answer, json_to, plot, html_to)
     if best_found(answer) is None:
         raise click.exceptions.Exit(1)
+
+
+def read_effort(prompts: str, seeds: str) -> Effort:
+    """`--prompts` and `--seeds` of a search by simulation.
+
+    Raises:
+        BadInput: no whole numbers, too small, or more than any search could run.
+    """
+    from sim.planning.load_curve import MAX_PROMPTS, Effort
+
+    return Effort(whole("--prompts", prompts, 100, MAX_PROMPTS), whole("--seeds", seeds, 1, MAX_SEEDS))
 
 
 def write_plan(answer: Plan, json_to: str | None, plot: Path | None, html_to: Path | None) -> None:

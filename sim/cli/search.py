@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
+from sim.cli.plan import read_effort
 from sim.commands.numbers import whole
 from sim.errors import BadInput
 
@@ -73,7 +74,6 @@ def search(
     Exit status 1: no combination keeps the objectives at any load.
     """
     from sim.cli.outputs import check_outputs
-    from sim.planning.load_curve import Effort
     from sim.planning.plan_report import serve_line
     from sim.planning.pool import Cores
     from sim.planning.search import search as find
@@ -92,7 +92,7 @@ def search(
         parse_space(over),
         objectives,
         kind=kind,
-        effort=Effort(whole("--prompts", prompts, 100), whole("--seeds", seeds, 1)),
+        effort=read_effort(prompts, seeds),
         candidates=whole("--candidates", candidates, 2),
         pool=Cores(whole("--jobs", jobs, 1) if jobs else os.cpu_count() or 1),
         profile=None if profile is None else load_profile(profile),

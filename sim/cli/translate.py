@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from sim.cli.options import read_text
 from sim.commands.serve import ServeCommand, parse_serve_command
 from sim.errors import BadInput
+from sim.paths import is_file
+from sim.secrets import without_secrets
 from sim.translation.translate import Pair, Translation
 from sim.translation.translate import translate as translate_command
 
@@ -32,7 +33,7 @@ def translate(command: str | None, serve: str | None, as_json: bool) -> None:
     These lines are shell comments, so the whole output can be pasted.
     """
     made = translate_command(_command(command, serve))
-    click.echo(_as_json(made) if as_json else render(made))
+    click.echo(without_secrets(_as_json(made) if as_json else render(made)))
 
 
 def _command(text: str | None, serve: str | None) -> ServeCommand:
@@ -47,7 +48,7 @@ def _command(text: str | None, serve: str | None) -> ServeCommand:
         return parse_serve_command(read_text(serve, "--serve"))
     assert text is not None
     looks_like_a_file = text.endswith((".yaml", ".yml")) and len(text.split()) == 1
-    if looks_like_a_file or ("\n" not in text and Path(text).is_file()):
+    if looks_like_a_file or ("\n" not in text and is_file(text)):
         from sim.build import serve_of
 
         return serve_of(text)

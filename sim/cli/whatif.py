@@ -14,11 +14,13 @@ import click
 from sim.cli.options import ScenarioOptions, scenario_options
 from sim.commands.numbers import whole
 from sim.errors import BadInput
+from sim.paths import is_file
 
 if TYPE_CHECKING:
     from sim.planning.jobs import Job, Runner
     from sim.planning.outcome import Outcome
 
+MAX_RUNS = 2_000  # more are to be confirmed
 FEW_RUNS = 8  # so few that starting other processes takes longer
 PAUSE = 5.0  # between two lines of progress that no terminal shows [s]
 
@@ -93,6 +95,11 @@ def whatif(
     total = count_points(dimensions, grid)
     if total > MAX_POINTS and not yes:
         raise BadInput("--vary", None, f"{total} points; confirm more than {MAX_POINTS} with --yes")
+    if total * replications > MAX_RUNS and not yes:
+        hint = f"makes {total * replications:,} runs; confirm more than {MAX_RUNS:,} with --yes"
+        raise BadInput("--seeds", seeds, hint)
+    if address is not None and backend == "loky":
+        raise BadInput("--address", address, "belongs to --backend dask or ray")
     few = total * replications < FEW_RUNS and backend == "loky"
     sweep = Sweep(
         backend=backend,
@@ -140,7 +147,8 @@ def interruptible(runner: Runner, out: str | None) -> Runner:
         try:
             return runner(jobs)
         except KeyboardInterrupt:
-            kept = f"finished runs are in {out}; the same command goes on" if out else "nothing was kept"
+            there = out is not None and is_file(out)
+            kept = f"finished runs are in {out}; the same command goes on" if there else "nothing was kept"
             click.echo(f"\ninterrupted: {kept}", err=True)
             raise click.exceptions.Exit(130) from None
 

@@ -19,6 +19,7 @@ from typing import Literal
 
 from sim.commands.numbers import human_int, iec_int, real, truth, whole
 from sim.errors import BadInput
+from sim.jsontext import load_json
 from sim.provenance import Note
 
 PACKAGE = Path(__file__).parent.parent
@@ -133,7 +134,7 @@ def normalise(spelling: str) -> str:
 @lru_cache(maxsize=8)
 def load_table(name: str) -> FlagTable:
     """Read a shipped table, named by its path within the package."""
-    raw = json.loads((PACKAGE / name).read_text(encoding="utf-8"))
+    raw = load_json((PACKAGE / name).read_text(encoding="utf-8"))
     spellings: dict[str, Flag] = {}
     for role in ROLES:
         for flag_name, entry in (raw.get(role) or {}).items():
@@ -290,7 +291,7 @@ def check_kind(flag: Flag, text: str) -> None:
         real(flag.name, text, infinite=True)
     elif flag.kind == "json" and text.lstrip().startswith(("{", "[")):
         try:
-            json.loads(text)
+            load_json(text)
         except json.JSONDecodeError as error:
             hint = f"is not JSON ({error.msg}); put it in single quotes"
             raise BadInput(flag.name, text, hint) from None

@@ -9,6 +9,7 @@ from typing import Any
 from sim.commands.flags import GivenFlag
 from sim.commands.numbers import at_least, human_int, iec_int, real, whole
 from sim.errors import BadInput
+from sim.jsontext import load_json
 
 
 class Given:
@@ -90,7 +91,7 @@ class Given:
         text = self.word(flag)
         if text is not None:
             try:
-                loaded = json.loads(text)
+                loaded = load_json(text)
             except json.JSONDecodeError as error:
                 raise BadInput(flag, text, f"is not JSON: {error.msg}; quote it for the shell") from None
             if not isinstance(loaded, Mapping):
@@ -98,7 +99,7 @@ class Given:
             merged.update(loaded)
         for path, value in self.dotted(flag).items():
             try:
-                merged[path] = json.loads(value)
+                merged[path] = load_json(value)
             except json.JSONDecodeError:
                 merged[path] = value
         return merged

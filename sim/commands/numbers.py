@@ -70,16 +70,18 @@ def _scaled(number: str, scale: int) -> int:
     return int(units) * scale + (int(decimals) * scale // 10 ** len(decimals) if decimals else 0)
 
 
-def whole(flag: str, text: str, minimum: int | None = None) -> int:
+def whole(flag: str, text: str, minimum: int | None = None, maximum: int | None = None) -> int:
     """Read a whole number.
 
     Raises:
-        BadInput: not a whole number, or below `minimum`.
+        BadInput: not a whole number, below `minimum` or above `maximum`.
     """
     try:
         value = int(text.strip())
     except ValueError:
         raise BadInput(flag, text, "must be a whole number") from None
+    if maximum is not None and value > maximum:
+        raise BadInput(flag, value, f"must be at most {maximum:,}")
     return at_least(flag, value, minimum)
 
 

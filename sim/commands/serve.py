@@ -17,6 +17,7 @@ from sim.commands.shell import Words, split_commands
 from sim.errors import BadInput
 from sim.provenance import Note
 from sim.scenario import EngineConfig, EngineName
+from sim.secrets import SECRET_NAME
 from sim.yamltext import load_yaml
 
 FIELD = "--serve"
@@ -30,7 +31,6 @@ _MODULES: dict[str, EngineName] = {
 _CLI_MODULES: dict[str, EngineName] = {"vllm.entrypoints.cli.main": "vllm", "sglang.cli.main": "sglang"}
 _SCRIPTS = re.compile(r"(?:^|/)(?:vllm/.*api_server\.py|sglang/launch_server\.py|launch_server\.py)$")
 _TAG_VERSION = re.compile(r"^v?(\d+\.\d+(?:\.\d+)?)(?:[.\-+_].*)?$")
-_SECRET_ENV = re.compile(r"(?:TOKEN|SECRET|PASSWORD|KEY|CREDENTIALS?)$", re.IGNORECASE)
 _KEPT_ENV = re.compile(
     r"^(VLLM|SGLANG|SGL|NCCL|CUDA|HF_HUB_OFFLINE|TRANSFORMERS_OFFLINE|TORCH|PYTORCH|OMP_NUM_THREADS|FLASHINFER)"
 )
@@ -285,4 +285,4 @@ def mapping_words(key: str, value: object, flags: FlagTable) -> list[str]:
 
 def _keep_env(env: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter to the engine, without secrets."""
-    return {k: v for k, v in env.items() if _KEPT_ENV.match(k) and not _SECRET_ENV.search(k)}
+    return {k: v for k, v in env.items() if _KEPT_ENV.match(k) and not SECRET_NAME.search(k)}

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from sim.commands.given import Given
 from sim.commands.numbers import real
 from sim.errors import BadInput
+from sim.jsontext import load_json
 from sim.provenance import Note
 from sim.workload.spec import Dataset, FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 
@@ -325,7 +326,7 @@ def _range_ratio(given: Given, own: RandomDataset) -> tuple[float, float | None]
     if not text.lstrip().startswith("{"):
         return _ratio(flag, text), None
     try:
-        both = json.loads(text)
+        both = load_json(text)
     except json.JSONDecodeError:
         raise BadInput(flag, text, 'is not JSON; expected {"input": 0.3, "output": 0.5}') from None
     if not isinstance(both, Mapping) or set(both) != {"input", "output"}:

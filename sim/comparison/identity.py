@@ -52,9 +52,16 @@ def differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> tu
 def _flag_differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Difference]:
     """Engine flags that the measured engine was started with, and the prediction has otherwise; a warning."""
     args, flags = predicted.get("engine_args"), measured.get("flags")
-    if not isinstance(args, Mapping) or not isinstance(flags, list | tuple):
+    theirs = measured.get("engine_args")
+    if not isinstance(args, Mapping):
         return []
     found = []
+    if isinstance(theirs, Mapping):
+        known = [name for name in args if args[name] is not None and theirs.get(name) is not None]
+        pairs = [(name, args[name], theirs[name]) for name in known]
+        return [Difference(n, str(a), str(b), False) for n, a, b in pairs if not _same_value(a, b)]
+    if not isinstance(flags, list | tuple):
+        return []
     for flag, value in flags:
         positive = str(flag).lstrip("-").replace("-", "_")
         name, told = positive, value

@@ -18,17 +18,32 @@ from sim.workload.spec import FileDataset, WorkloadSpec
 
 
 def grouped(runs: Sequence[tuple[str, BenchResult]]) -> list[list[tuple[str, BenchResult]]]:
-    """(name, result) pairs by load, in the order of their first appearance: each group holds repeats."""
+    """(name, result) pairs by load, in the order of their first appearance: each group holds repeats.
+
+    Raises:
+        BadInput: a run is given twice; as a repeat it would tell of a noise of zero.
+    """
     groups: list[list[tuple[str, BenchResult]]] = []
     for name, run in runs:
         for group in groups:
             first = group[0][1]
             if load_of(first.identity) == load_of(run.identity) and not work_differences(first, run):
+                _check_new(name, run, group)
                 group.append((name, run))
                 break
         else:
             groups.append([(name, run)])
     return groups
+
+
+def _check_new(name: str, run: BenchResult, group: Sequence[tuple[str, BenchResult]]) -> None:
+    for other, earlier in group:
+        if earlier.aggregates == run.aggregates and _sent(earlier) == _sent(run):
+            raise BadInput("MEASURED", name, f"is the same run as {other}; give each run once")
+
+
+def _sent(run: BenchResult) -> bytes | None:
+    return None if run.records is None else run.records.sent.tobytes() + run.records.first_token.tobytes()
 
 
 def load_name(result: BenchResult) -> str:

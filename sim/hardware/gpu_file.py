@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sim.errors import BadInput
+
+_Amount = Annotated[float, Field(gt=0, le=1e9, strict=True)]
+_Version = Annotated[int, Field(ge=0, strict=True)]
 
 
 class _GpuFields(BaseModel):
@@ -15,16 +18,16 @@ class _GpuFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    memory_gib: float = Field(gt=0, allow_inf_nan=False)
-    bandwidth: float = Field(gt=0, allow_inf_nan=False)
-    tflops: dict[str, float]
-    compute_capability: tuple[int, int] | None = None
-    link: float = Field(default=32.0, gt=0, allow_inf_nan=False)
+    memory_gib: _Amount
+    bandwidth: _Amount
+    tflops: dict[str, _Amount]
+    compute_capability: tuple[_Version, _Version] | None = None
+    link: _Amount = 32.0
     source: str = "user file"
     device_name: str = ""
     aliases: list[str] = []
     assumed: dict[str, str | float] = {}
-    memory_gib_wsl: float | None = None
+    memory_gib_wsl: _Amount | None = None
 
 
 def checked_fields(fields: Any, path: Path) -> dict[str, Any]:

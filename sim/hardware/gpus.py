@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,8 @@ import yaml
 from sim.data import shipped
 from sim.errors import BadInput
 from sim.hardware.spec import GpuSpec
+from sim.jsontext import load_json
+from sim.paths import is_file
 from sim.provenance import Note
 from sim.yamltext import entries, load_yaml
 
@@ -64,9 +65,9 @@ def find_gpu(name: str) -> tuple[GpuSpec, tuple[Note, ...]]:
     """
     asked = name.strip()
     file, _, part = asked.rpartition(":")
-    if file and Path(file).is_file():
+    if file and is_file(file):
         return _from_file(Path(file), part)
-    if Path(asked).is_file():
+    if is_file(asked):
         return _from_file(Path(asked), None)
     if asked.endswith((".yaml", ".yml", ".json")):
         raise BadInput("--gpu", asked, "no such file")
@@ -143,7 +144,7 @@ def _unknown_hint(asked: str) -> str:
 def _from_file(path: Path, part: str | None) -> tuple[GpuSpec, tuple[Note, ...]]:
     try:
         text = path.read_text(encoding="utf-8")
-        content: Any = json.loads(text) if path.suffix == ".json" else load_yaml(text)
+        content: Any = load_json(text) if path.suffix == ".json" else load_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--gpu", str(path), f"cannot be read: {error}") from None
     except (ValueError, yaml.YAMLError):

@@ -74,16 +74,18 @@ def run(
     requests = _in_order(requests)
     if leap and steps is None and not warmups and fast is not False and _has_kernels():
         from sim.fast.glue import run_compiled
+        from sim.interrupts import uninterrupted
 
-        outcome = run_compiled(
-            scheduler,
-            requests,
-            step_time,
-            max_concurrency=max_concurrency,
-            stream_interval=stream_interval,
-            idle_poll=idle_poll,
-            limits=limits or Limits(),
-        )
+        with uninterrupted():
+            outcome = run_compiled(
+                scheduler,
+                requests,
+                step_time,
+                max_concurrency=max_concurrency,
+                stream_interval=stream_interval,
+                idle_poll=idle_poll,
+                limits=limits or Limits(),
+            )
         if outcome is not None:
             return outcome
     env = Clock()

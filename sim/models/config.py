@@ -171,20 +171,23 @@ def _parse_attention(reader: ConfigReader, hidden_size: int, mla: MlaConfig | No
                 f"num_attention_heads {heads}",
             )
         head_dim = reader.assume("head_dim", hidden_size // heads, "hidden_size / num_attention_heads")
-    v_head_dim = int(reader.raw("v_head_dim") or head_dim)
+    if heads % kv_heads:
+        hint = f"must divide num_attention_heads ({heads}): no engine serves other groups"
+        raise BadInput(f"{reader.name}: num_key_value_heads", kv_heads, hint)
+    v_head_dim = reader.stated("v_head_dim") or head_dim
     if reader.family in {"gemma4_text", "gemma4_unified_text"}:
         return _gemma4_attention(reader, heads, kv_heads, head_dim)
     swa_kv, swa_head, swa_v = (
-        reader.raw(field) for field in ("swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
+        reader.stated(field) for field in ("swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
     )
     return _Attention(heads, kv_heads, head_dim, v_head_dim, swa_kv, swa_head, swa_v)
 
 
 def _gemma4_attention(reader: ConfigReader, heads: int, kv_heads: int, head_dim: int) -> _Attention:
     """Full layers have wider heads, and fewer of them where K doubles as V."""
-    wide = int(reader.raw("global_head_dim") or reader.assume("global_head_dim", 512, "family default"))
-    few = reader.raw("num_global_key_value_heads") if reader.raw("attention_k_eq_v") else None
-    return _Attention(heads, int(few or kv_heads), wide, wide, kv_heads, head_dim, head_dim)
+    wide = int(reader.stated("global_head_dim") or reader.assume("global_head_dim", 512, "family default"))
+    few = reader.stated("num_global_key_value_heads") if reader.raw("attention_k_eq_v") else None
+    return _Attention(heads, few or kv_heads, wide, wide, kv_heads, head_dim, head_dim)
 
 
 def _intermediate_size(reader: ConfigReader) -> int:
@@ -196,9 +199,7 @@ def _intermediate_size(reader: ConfigReader) -> int:
 
 def _dense_width(reader: ConfigReader, intermediate: int) -> int:
     """Width of a dense layer's MLP, where it differs from `intermediate_size`."""
-    return reader.integer("intermediate_size_mlp") or int(
-        reader.raw("dense_intermediate_size") or intermediate
-    )
+    return reader.integer("intermediate_size_mlp") or reader.stated("dense_intermediate_size") or intermediate
 
 
 def _mlp_layers(reader: ConfigReader, kinds: list[str], num_layers: int) -> int | None:

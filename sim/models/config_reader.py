@@ -32,6 +32,8 @@ ALIASES = {
     "dtype": ("torch_dtype",),
 }
 
+MOST = 10**9  # of any size in a config.json
+
 # Other names under which a family is known.
 FAMILY_ALIASES = {
     "gemma3": "gemma3_text",
@@ -116,10 +118,20 @@ class ConfigReader:
             value = self.default(field)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-            raise BadInput(f"{self.name}: {field}", repr(value), "must be a whole number")
+        return self._whole(field, value, least)
+
+    def stated(self, field: str) -> int | None:
+        """As `integer`, of the config alone; None and 0 both mean that it has none."""
+        value = self.raw(field)
+        return None if value is None else self._whole(field, value, 0) or None
+
+    def _whole(self, field: str, value: Any, least: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value % 1 != 0:
+            raise BadInput(f"{self.name}: {field}", repr(value)[:40], "must be a whole number")
         if value < least:
             raise BadInput(f"{self.name}: {field}", value, f"must be at least {least}")
+        if value > MOST:
+            raise BadInput(f"{self.name}: {field}", f"{value:.3g}", f"must be at most {MOST:,}")
         return int(value)
 
     def required(self, field: str) -> int:

@@ -160,6 +160,9 @@ def parse_moe(reader: ConfigReader, num_layers: int, intermediate_size: int) -> 
     if layers == 0:
         return None
     per_token = reader.integer("num_experts_per_tok")
+    if per_token is not None and per_token > experts:
+        hint = f"must not exceed num_experts ({experts})"
+        raise BadInput(f"{reader.name}: num_experts_per_tok", per_token, hint)
     width = reader.integer("moe_intermediate_size") or intermediate_size
     if per_token is None:
         reader.missing.append("num_experts_per_tok")
@@ -181,8 +184,8 @@ def _shared_experts(reader: ConfigReader, width: int) -> tuple[int, int]:
     if reader.family == "llama4_text":
         return 1, width
     if reader.family == "nemotron_h":
-        count = int(reader.raw("n_shared_experts") or 0)
-        return count, int(reader.raw("shared_expert_intermediate_size") or width)
+        count = reader.stated("n_shared_experts") or 0
+        return count, reader.stated("shared_expert_intermediate_size") or width
     total = reader.raw("shared_expert_intermediate_size")
     if total is None and reader.family.startswith(("qwen2_moe", "qwen3_next", "qwen3_5_moe")):
         total = reader.default("shared_expert_intermediate_size")

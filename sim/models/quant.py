@@ -24,6 +24,9 @@ def parse_quantization(section: Mapping[str, Any] | None, name: str) -> QuantCon
     """
     if not section:
         return None
+    if not isinstance(section, Mapping):
+        hint = 'must be an object such as {"quant_method": "fp8"}'
+        raise BadInput(f"{name}: quantization_config", str(section)[:40], hint)
     method = str(section.get("quant_method") or section.get("quant_algo") or "").lower()
     kept = _kept_modules(section)
     if method in {"fp8", "fbgemm_fp8"}:

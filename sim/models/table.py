@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from functools import cache
@@ -14,8 +13,10 @@ import yaml
 
 from sim.data import FOLDER
 from sim.errors import BadInput
+from sim.jsontext import load_json
 from sim.models.config import parse_config
 from sim.models.model import ModelConfig
+from sim.paths import exists
 from sim.yamltext import entries, load_yaml
 
 # Keys of a row that are ours; every other key is a field of the model's config.json.
@@ -41,7 +42,7 @@ def load_model(name_or_path: str) -> ModelConfig:
     if not name.isprintable():  # it goes into reports, where a terminal would obey it
         raise BadInput("--model", name, "has control characters in its name; rename the folder")
     path = Path(name).expanduser()
-    if path.exists():
+    if exists(path):
         return _from_path(path)
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".json", ".yaml", ".yml")):
         raise BadInput("--model", name, "no such file or folder")
@@ -174,7 +175,7 @@ def _from_path(path: Path) -> ModelConfig:
         raise BadInput("--model", str(path), "the folder holds no config.json")
     try:
         text = file.read_text(encoding="utf-8")
-        config = load_yaml(text) if file.suffix in {".yaml", ".yml"} else json.loads(text)
+        config = load_yaml(text) if file.suffix in {".yaml", ".yml"} else load_json(text)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--model", str(file), f"cannot be read: {error}") from None
     except (ValueError, yaml.YAMLError):
@@ -182,7 +183,7 @@ def _from_path(path: Path) -> ModelConfig:
     quantization = file.parent / "hf_quant_config.json"
     if isinstance(config, dict) and "quantization_config" not in config and quantization.is_file():
         # ModelOpt checkpoints keep their scheme in a file of its own.
-        section = json.loads(quantization.read_text(encoding="utf-8")).get("quantization")
+        section = load_json(quantization.read_text(encoding="utf-8")).get("quantization")
         config = {**config, "quantization_config": section}
     # A folder and the config.json in it are one model, so they have one name.
     return parse_config(config, str(file.parent if file.name == "config.json" else path))
@@ -195,7 +196,7 @@ def _from_hub(name: str) -> Mapping[str, Any] | None:
         return None
     try:
         path = Path(hub.hf_hub_download(name, "config.json", etag_timeout=5))
-        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        config: dict[str, Any] = load_json(path.read_text(encoding="utf-8"))
     except Exception:
         # Offline, gated or absent: in each case the caller says how to pass a file instead.
         return None

@@ -13,6 +13,7 @@ from sim.hardware.gpus import find_gpu
 from sim.workload.files import place, read_text
 
 FIELD = "--price"
+MAX_PRICE = 1e9  # per GPU and hour, of any currency
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,10 @@ def read_prices(path: str | Path) -> Prices:
         mark = getattr(error, "problem_mark", None)
         where = place(path, mark.line + 1) if mark else str(path)
         raise BadInput(where, None, "is not YAML; write one `GPU: price per hour` a line") from None
+    except RecursionError:
+        raise BadInput(
+            FIELD, str(path), "is nested too deeply; write one `GPU: price per hour` a line"
+        ) from None
     if not isinstance(node, yaml.MappingNode):
         raise BadInput(FIELD, str(path), "must hold one `GPU: price per hour` a line")
     prices: dict[str, float] = {}
@@ -114,8 +119,8 @@ def _price(text: str, where: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
-    if not 0 < value < float("inf"):
-        raise BadInput(where, text, "must be a price per GPU and hour above 0")
+    if not 0 < value <= MAX_PRICE:
+        raise BadInput(where, text, f"must be a price per GPU and hour above 0 and at most {MAX_PRICE:.0e}")
     return value
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import BadInput
+from sim.jsontext import load_json
 from sim.results import BenchResult
 from sim.results_io.aiperf import looks_like_aiperf, looks_like_aiperf_csv, read_aiperf, read_aiperf_csv
 from sim.results_io.guidellm import looks_like_guidellm, read_guidellm
@@ -75,7 +76,7 @@ def read_results(path: str | Path) -> list[BenchResult]:
 def _documents(text: str, where: str) -> list[tuple[dict[str, Any], str]]:
     """JSON objects one after another, as clients append them to a file, each with the place it stands at."""
     try:
-        single = json.loads(text)
+        single = load_json(text)
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             parse_json(text, where)  # says where the text stops being JSON

@@ -16,12 +16,12 @@ from sim.commands.given import Given
 from sim.commands.serve import ServeCommand, table
 from sim.errors import BadInput
 from sim.scenario import EngineName
+from sim.secrets import SECRET_NAME
 from sim.translation.rules import BY_SGLANG, BY_VLLM, DEFAULTS, NO_SGLANG, NO_VLLM, Verdict
 
 VLLM_BLOCK = 16
 SGLANG_PREFILL_LIMIT = 16384
 _OWN_ENV = re.compile(r"(VLLM|SGLANG|SGL)_")
-_SECRET_ENV = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _left_behind(name: str) -> str:
     """Why a variable is not for the other engine's command; "" if it is."""
     if _OWN_ENV.match(name):
         return "a variable of the engine's own"
-    return "a secret: set it again" if _SECRET_ENV.search(name) else ""
+    return "a secret: set it again" if SECRET_NAME.search(name) else ""
 
 
 def _env_pair(name: str, value: str) -> Pair:

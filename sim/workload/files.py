@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sim.errors import BadInput
+from sim.jsontext import load_json
 
 # What a user may write for one quantity; the first name is ours.
 INPUT_NAMES = ("input_len", "prompt_len", "input_length", "prompt_tokens", "input_tokens")
@@ -53,7 +54,7 @@ def parse_json(text: str, path: str | Path, line: int = 1) -> Any:
         BadInput: naming the line at which the text stops being JSON.
     """
     try:
-        return json.loads(text)
+        return load_json(text)
     except json.JSONDecodeError as error:
         at = line + error.lineno - 1
         ended = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")

@@ -21,6 +21,8 @@ from sim.workload.table import RequestTable
 from sim.workload.traces import first, read_trace
 
 Floats = NDArray[np.float64]
+MAX_PROMPTS = 10_000_000  # more would not fit into a machine's memory
+MAX_SPAN = 1e7  # of send times [s], four months: output is counted second by second
 MAX_SEED = 2**32 - 1  # numpy's legacy generator takes no larger one, and neither do the clients
 
 
@@ -70,11 +72,11 @@ def _generate(spec: WorkloadSpec, seed: int) -> Load:
                 "--dataset-name", _dataset_name(spec), "brings no arrival times; give --request-rate"
             )
         arrivals = prompts.arrivals / spec.rate_scale
-    elif spec.client == "sglang":
-        arrivals = sglang_arrivals(len(prompts), spec.request_rate, rng)
     else:
-        arrivals = vllm_arrivals(len(prompts), spec.request_rate, spec.burstiness, spec.ramp_up, rng)
+        with np.errstate(all="ignore"):  # what no number can hold is refused below
+            arrivals = _drawn_arrivals(spec, len(prompts), rng)
     count = len(prompts)
+    _check_span(spec, arrivals)
     if spec.duration is not None:
         count = int(np.searchsorted(arrivals, spec.duration, side="right"))
         if count == 0:
@@ -98,6 +100,8 @@ def check_spec(spec: WorkloadSpec, seed: int) -> None:
     ):
         if value is not None and value < low:
             raise BadInput(flag, value, f"must be at least {low}")
+        if value is not None and value > MAX_PROMPTS and flag != "--max-concurrency":
+            raise BadInput(flag, value, f"must be at most {MAX_PROMPTS:,}")
     if not 0 <= seed <= MAX_SEED:
         raise BadInput("--seed", seed, f"must be between 0 and {MAX_SEED}")
     for flag, number in (("--rate-scale", spec.rate_scale), ("--duration", spec.duration)):
@@ -106,6 +110,26 @@ def check_spec(spec: WorkloadSpec, seed: int) -> None:
     fixed = spec.dataset.output_len if isinstance(spec.dataset, FileDataset) else None
     if fixed is not None and fixed < 1:
         raise BadInput("--output-len", fixed, "must be at least 1")
+
+
+def _drawn_arrivals(spec: WorkloadSpec, n: int, rng: np.random.RandomState) -> Floats:
+    if spec.client == "sglang":
+        return sglang_arrivals(n, spec.request_rate, rng)
+    return vllm_arrivals(n, spec.request_rate, spec.burstiness, spec.ramp_up, rng)
+
+
+def _check_span(spec: WorkloadSpec, arrivals: Floats) -> None:
+    last = float(arrivals[-1]) if len(arrivals) else 0.0
+    if last <= MAX_SPAN:  # false of NaN too
+        return
+    hint = f"the last of {len(arrivals):,} requests would go out after more than {MAX_SPAN:.0e} s"
+    if spec.use_trace_arrivals:
+        raise BadInput("--rate-scale", spec.rate_scale, hint)
+    if spec.ramp_up is not None:
+        raise BadInput("--ramp-up-start-rps", spec.ramp_up[1], hint)
+    if len(arrivals) / spec.request_rate <= MAX_SPAN:
+        raise BadInput("--burstiness", spec.burstiness, "is too small: gaps exceed what a number can hold")
+    raise BadInput("--request-rate", spec.request_rate, hint)
 
 
 def warmups(spec: WorkloadSpec, requests: Sequence[Request]) -> list[Request]:

@@ -20,13 +20,14 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def as_keyboard_interrupt() -> Iterator[None]:
     """Within the block, SIGTERM and SIGHUP interrupt just as Ctrl-C does. No-op outside the main thread.
 
-    SIGINT gets Python's own handler even where it was ignored (a background job of a shell): otherwise
-    SIGTERM would be swallowed too.
+    A SIGHUP that is ignored (`nohup`) stays so. SIGINT gets Python's own handler even where it was ignored
+    (a background job of a shell): otherwise SIGTERM would be swallowed too.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {number: signal.signal(number, _interrupt) for number in SIGNALS[1:]}
+    heard = [number for number in SIGNALS[1:] if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, _interrupt) for number in heard}
     previous[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -40,7 +41,8 @@ def uninterrupted() -> Iterator[None]:
     """Hold interrupts back until the block is over, then let the first one through.
 
     For short work that would leave something behind if it were cut: spawning a process and noting its id,
-    creating a container, taking a server down. No-op outside the main thread, which gets no signals.
+    creating a container, taking a server down; and for compiled code, which calls Python for its arguments
+    and crashes where a handler raises then. No-op outside the main thread, which gets no signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -50,7 +52,8 @@ def uninterrupted() -> Iterator[None]:
     def hold(number: int, frame: FrameType | None) -> None:
         held.append(number)
 
-    previous = {number: signal.signal(number, hold) for number in SIGNALS}
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, hold) for number in heard}
     try:
         yield
     finally:
