@@ -1,5 +1,6 @@
 """Planned capacity: equal to formulas where there are some, monotone where it must be, honest elsewhere."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -392,3 +393,36 @@ def test_a_day_of_replicas(tmp_path):
     assert "replica hours a day" in done.output
     for bad in (["--daily", "1,2"], ["--daily", "x"]):
         assert isinstance(CliRunner().invoke(cli.servecast, [*args, *bad]).exception, BadInput)
+
+
+def test_the_bill_and_the_ways_to_run_agree():
+    args = ["plan", "--serve", SERVE.format(slots=8), "--bench", BENCH.format(output=8), "--gpu", "L4"]
+    args += [
+        "--slo",
+        "p95 ttft <= 400ms",
+        "--prompts",
+        "100",
+        "--seeds",
+        "2",
+        "--jobs",
+        "1",
+        "--price",
+        "2.5",
+    ]
+    args += ["--no-model-error", "--json", "-"]
+    wanted = json.loads(CliRunner().invoke(cli.servecast, [*args, "--rate", "100"]).output)
+    bill, replicas = wanted["cost"], wanted["sizing"]["recommended"]
+    # 100 requests/s of 8 tokens are sold in either account, whatever a replica is trusted with.
+    assert bill["per_hour"] == 2.5 * replicas
+    assert bill["per_1m_output"] == pytest.approx(bill["per_hour"] / (100 * 8 * 3600 / 1e6), rel=1e-9)
+    assert bill["per_1k_requests"] == pytest.approx(bill["per_hour"] / (100 * 3.6), rel=1e-9)
+    point = next(p for p in wanted["operating_points"] if p["replicas"] == replicas)
+    assert point["per_1m_output"] == pytest.approx(bill["per_1m_output"], rel=1e-9)
+    half = json.loads(CliRunner().invoke(cli.servecast, [*args, "--utilisation", "50%"]).output)
+    full = json.loads(CliRunner().invoke(cli.servecast, args).output)
+    assert half["cost"]["per_1m_output"] == pytest.approx(2 * full["cost"]["per_1m_output"])
+    point = full["operating_points"][-1]
+    sold = point["per_1m_output"] * point["load"]  # the same bill for each token that is sold
+    assert sold == pytest.approx(full["cost"]["per_1m_output"] * full["capacity"]["value"])
+    both = CliRunner().invoke(cli.servecast, [*args, "--rate", "100", "--utilisation", "50%"])
+    assert isinstance(both.exception, BadInput)

@@ -54,7 +54,7 @@ MAX_SEEDS = 1_000
     help="Price of a GPU hour; or a YAML file, `GPU: price per hour` a line.",
 )
 @click.option(
-    "--utilisation", metavar="SHARE", default="100%", show_default=True, help="Share of the capacity in use."
+    "--utilisation", metavar="SHARE", help="Share of the capacity in use, without --rate.  [default: 100%]"
 )
 @click.option(
     "--prompts", metavar="N", default="1000", show_default=True, help="Requests per simulation, at least 100."
@@ -80,7 +80,7 @@ def plan(
     gpus: str | None,
     tp: str | None,
     price: str | None,
-    utilisation: str,
+    utilisation: str | None,
     prompts: str,
     seeds: str,
     no_model_error: bool,
@@ -119,7 +119,9 @@ def plan(
     if not texts:
         texts = tuple(from_workload(source.build()))
         goodput = goodput or ("99%" if texts else None)
-    share = parse_percent("--utilisation", utilisation) or 0.0
+    if utilisation is not None and rate is not None:
+        raise BadInput("--utilisation", utilisation, "follows from --rate; give one of the two")
+    share = parse_percent("--utilisation", utilisation or "100%") or 0.0
     if not 0 < share <= 1:
         raise BadInput("--utilisation", utilisation, "must be above 0 and at most 100%")
     if peak_factor and rate is None and daily is None:

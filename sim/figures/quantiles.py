@@ -46,7 +46,8 @@ def percentile_interval(values: Floats, q: float, level: float = 0.95) -> Interv
     The number of samples below the true percentile is binomial(n, q/100); the order statistics whose ranks
     cut off (1 - level)/2 on either side bound it (David & Nagaraja, Order Statistics, 3rd ed., 7.1). A P99
     of fewer than 368 samples has no upper bound at 95 %. Samples must be independent: in a queue they
-    are not quite, so the true interval is rather wider.
+    are not quite, so the true interval is rather wider. It is widened to hold the estimate, which is
+    interpolated: of very few samples it may lie beyond a bound.
 
     Args:
         values: shape (n,), any order.
@@ -56,6 +57,9 @@ def percentile_interval(values: Floats, q: float, level: float = 0.95) -> Interv
     ranks = interval_ranks(len(values), q, level)
     ordered = np.sort(values)
     low, high = (None if rank is None else float(ordered[rank - 1]) for rank in ranks)
+    point = percentile(ordered, q)
+    if point is not None:
+        low, high = (None if low is None else min(low, point)), (None if high is None else max(high, point))
     return Interval(low, high)
 
 

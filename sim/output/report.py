@@ -363,7 +363,9 @@ def _bounds(result: BenchResult, paint: Paint) -> list[str]:
         seconds = result.extra.get(key)
         if not isinstance(seconds, Mapping) or result.duration <= 0:
             continue
-        rows = [(name, float(value) / result.duration) for name, value in seconds.items() if value]
+        # An engine that works ahead may still be at a step when the last token is out.
+        whole = max(result.duration, sum(seconds.values()) if key == "device_time" else 0.0)
+        rows = [(name, float(value) / whole) for name, value in seconds.items() if value]
         if rows:
             lines.append(paint("title", _rule(title)))
             rows.sort(key=lambda row: -row[1])

@@ -158,9 +158,7 @@ def operating_points(found: Sequence[Candidate], prices: Prices) -> list[Operati
         if answer is None or answer.level is None or answer.request_rate <= 0:
             continue
         hourly = prices.of(candidate.gpu) * candidate.gpus_per_replica
-        # Output tokens per unit of load: of traffic that is an arrival, with all the turns of its session.
-        turns = answer.request_rate / answer.kept.value if answer.traffic else 1.0
-        tokens = turns * answer.output_rate / answer.request_rate
+        tokens = requests_per_load(answer) * answer.output_rate / answer.request_rate
         for replicas, load, rate in _loads(candidate, answer):
             used = answer.used_at(load)
             if used is None:
@@ -169,6 +167,11 @@ def operating_points(found: Sequence[Candidate], prices: Prices) -> list[Operati
             sold = rate * tokens * 3600.0 / 1e6
             points.append(OperatingPoint(candidate.name, replicas, load, 1.0 - used, bill, bill / sold))
     return mark_pareto(points, by_hour=any(p.replicas is not None for p in points))
+
+
+def requests_per_load(answer: Capacity) -> float:
+    """Requests per unit of load: one, or all the turns of a session where the load is arrivals of these."""
+    return answer.request_rate / answer.kept.value if answer.traffic else 1.0
 
 
 def _loads(candidate: Candidate, answer: Capacity) -> list[tuple[int | None, float, float]]:

@@ -9,7 +9,7 @@ from sim.build import ScenarioSource
 from sim.errors import BadInput
 from sim.planning.capacity import Capacity, capacity
 from sim.planning.daily import DailyProfile, DayOfReplicas, day_of_replicas
-from sim.planning.hardware import Candidate, OperatingPoint, candidates, operating_points
+from sim.planning.hardware import Candidate, OperatingPoint, candidates, operating_points, requests_per_load
 from sim.planning.load_curve import Effort
 from sim.planning.mix import Traffic
 from sim.planning.pool import Pool, run_here
@@ -123,18 +123,23 @@ def _compare(source: ScenarioSource, question: Question, pool: Pool, profile: Pr
 
 def _bill(question: Question, found: Capacity, sizing: Sizing | None) -> Cost | None:
     """The bill of the recommended replicas at the wanted rate, or of one replica at the given share."""
-    if question.prices is None or found.level is None:
+    if question.prices is None or found.level is None or found.request_rate <= 0:
         return None
     scenario = found.scenario
-    replicas, share = (
-        (1, question.utilisation) if sizing is None else (sizing.recommended, sizing.use_at_mean)
-    )
+    replicas, share = 1, question.utilisation
+    if sizing is not None:
+        replicas = sizing.recommended
+        share = sizing.rate / (replicas * found.level.value)
+    requests = found.request_rate
+    if question.kind == "rate":  # as planned: what a run of few requests really sent differs a little
+        requests = found.level.value * requests_per_load(found)
+    scale = replicas * requests / found.request_rate
     return cost(
         question.prices.of(scenario.gpu.name),
         scenario.gpu_count * replicas,
-        input_rate=found.input_rate * replicas,
-        output_rate=found.output_rate * replicas,
-        request_rate=found.request_rate * replicas,
+        input_rate=found.input_rate * scale,
+        output_rate=found.output_rate * scale,
+        request_rate=found.request_rate * scale,
         utilisation=share,
         currency=question.prices.currency,
     )
