@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -99,13 +99,16 @@ class Covariance(_Strict):
         return self
 
 
+_Count = Annotated[int, Field(ge=1)]
+
+
 class Validity(_Strict):
     """The largest steps seen; None is unknown."""
 
-    tokens_per_step: int | None = None
-    prompt_tokens_per_step: int | None = None
-    decodes_per_step: int | None = None
-    context_per_decode: int | None = None
+    tokens_per_step: _Count | None = None
+    prompt_tokens_per_step: _Count | None = None
+    decodes_per_step: _Count | None = None
+    context_per_decode: _Count | None = None
 
 
 class ProfileFile(_Strict):

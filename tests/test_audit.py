@@ -264,6 +264,45 @@ def test_figures_that_no_run_can_have_are_refused(tmp_path, text, words):
         read_material(files(tmp_path, made=text)[0])
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"ttfts": [0.1, -0.1]}, "ttfts|first_token"),
+        ({"ttfts": [100.0, 100.0]}, "wrong unit"),
+        ({"output_lens": [4, -1]}, "output_lens"),
+        ({"mean_ttft_ms": "29"}, "mean_ttft_ms: must be a number"),
+        ({"duration": 0.0}, "duration"),
+        ({"completed": 99}, "completed"),
+    ],
+)
+def test_an_audit_believes_no_more_than_a_comparison(tmp_path, change, words):
+    document = {
+        "duration": 2.0,
+        "completed": 2,
+        "failed": 0,
+        "request_throughput": 1.0,
+        "total_token_throughput": 14.0,
+        "request_rate": 2.0,
+        "start_times": [0.0, 0.5],
+        "ttfts": [0.1, 0.1],
+        "itls": [[0.1, 0.1, 0.1], [0.1]],
+        "input_lens": [10, 15],
+        "output_lens": [4, 2],
+        "mean_ttft_ms": 100.0,
+    }
+    (good,) = files(tmp_path, good=json.dumps(document))
+    assert read_material(good).runs[0].result.records is not None
+    (bad,) = files(tmp_path, bad=json.dumps({**document, **change}))
+    with pytest.raises(BadInput, match=words):
+        read_material(bad)
+
+
+def test_an_audit_of_times_of_zero_is_no_crash(tmp_path):
+    zeros = {f"{s}_{m}_ms": 0.0 for s in ("mean", "median", "p99") for m in ("ttft", "tpot", "itl", "e2el")}
+    (path,) = files(tmp_path, zeros=json.dumps({"duration": 10.0, "completed": 20, **zeros}))
+    assert CliRunner().invoke(audit_command, [path], catch_exceptions=False).exit_code == 0
+
+
 # -- the command
 
 

@@ -304,6 +304,21 @@ def reading(tmp_path, document, name="r.json"):
     return read_result(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"duration": 0.0}, "duration: 0: cannot be, with 2 requests completed"),
+        ({"median_ttft_ms": 500.0}, r"p90_ttft_ms: 475.0: lies below median_ttft_ms \(500\)"),
+        ({"completed": 10**400}, "completed: is beyond"),
+        ({"ttfts": [1e308, 0.0, 0.25]}, r"ttfts\[0\]: must be a finite number"),
+    ],
+)
+def test_figures_that_contradict_each_other_are_refused(tmp_path, change, words):
+    aggregate = {k: v for k, v in vllm_document().items() if "ttfts" in change or not isinstance(v, list)}
+    with pytest.raises(BadInput, match=rf"r\.json {words}"):
+        reading(tmp_path, {**aggregate, **change})
+
+
 def test_a_detailed_vllm_file_brings_its_requests(tmp_path):
     result = reading(tmp_path, vllm_document())
     records = result.records

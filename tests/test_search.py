@@ -109,6 +109,22 @@ def test_effect_is_the_loss_from_best_to_worst():
     assert Sensitivity("x", (("1", 0.0), ("2", 0.0))).effect == 0.0
 
 
+def test_a_value_that_cannot_run_says_nothing_of_its_flag():
+    one = Sensitivity("x", (("0.9", 10.0), ("0.5", 10.0), ("1.5", None)))
+    assert one.effect == 0.0
+    assert not one.matters
+    assert one.losses == (("0.9", 0.0), ("0.5", 0.0), ("1.5", None))
+    assert Sensitivity("x", (("1.5", None),)).effect == 0.0
+
+
+def test_a_search_names_its_own_option():
+    slos = parse_slos(["p90 ttft <= 300ms"])
+    with pytest.raises(BadInput, match=r"--over: 'request-rate': is what is searched for"):
+        search(source(), parse_space(["request-rate=1,2"]), slos)
+    with pytest.raises(BadInput, match="--over: 'foo': neither"):
+        search(source(), parse_space(["foo=1,2"]), slos)
+
+
 def test_a_gain_within_the_intervals_is_called_noise(result):
     found = replace(result.best.found, low=6.46, high=7.47, replications=5)
     result = replace(result, best=replace(result.best, score=6.97, found=found))

@@ -61,7 +61,7 @@ def _interruptions(run: Run, runs: Sequence[Run]) -> list[Finding]:
     pace = median if median is not None else mean
     evidence += f", P50 {median:.2f}" if median is not None else ""
     evidence += f", P99 {p99:.2f} ms"
-    if p99 < 2.0 * pace:
+    if pace == 0 or p99 < 2.0 * pace:
         return [
             Finding("percentiles", "note", "decoding was hardly interrupted", evidence, "", "", (run.name,))
         ]

@@ -136,7 +136,9 @@ def _of_json(text: str, path: str, name: str) -> tuple[Run, ...]:
     try:
         results = read_results(path)
     except BadInput as error:
-        runs = _loose_json(text, name)
+        # What is of another form, or not all there, may still hold figures; what contradicts itself may not.
+        partly = "no known format" in error.hint or error.hint.startswith("lacks")
+        runs = _loose_json(text, name) if partly else ()
         if not runs:
             raise error from None
         return runs

@@ -54,22 +54,30 @@ class Sensitivity:
     """What one flag does around one combination: score by value, the others held.
 
     Scores are of short simulations under one seed, to be compared with each other and with nothing else.
+    That of a value which cannot run is None, and says nothing of the flag.
     """
 
     name: str
-    scores: tuple[tuple[str, float], ...]
+    scores: tuple[tuple[str, float | None], ...]
 
     @property
     def effect(self) -> float:
         """Loss from the best value to the worst, as a share of the best."""
-        values = [score for _, score in self.scores]
-        return 1.0 - min(values) / max(values) if max(values) > 0 else 0.0
+        values = self._known
+        return 1.0 - min(values) / max(values) if max(values, default=0.0) > 0 else 0.0
 
     @property
-    def losses(self) -> tuple[tuple[str, float], ...]:
-        """By value, what is lost against the best value, as a share of it."""
-        top = max(score for _, score in self.scores)
-        return tuple((value, 1.0 - score / top if top > 0 else 0.0) for value, score in self.scores)
+    def losses(self) -> tuple[tuple[str, float | None], ...]:
+        """By value, what is lost against the best value, as a share of it; None of what cannot run."""
+        top = max(self._known, default=0.0)
+        shares = [
+            None if score is None else 1.0 - score / top if top > 0 else 0.0 for _, score in self.scores
+        ]
+        return tuple((value, share) for (value, _), share in zip(self.scores, shares, strict=True))
+
+    @property
+    def _known(self) -> list[float]:
+        return [score for _, score in self.scores if score is not None]
 
     @property
     def matters(self) -> bool:
@@ -147,6 +155,9 @@ def search(
     """
     effort = effort or Effort()
     base = source.build()
+    wanted = "request-rate" if kind == "rate" else "max-concurrency"
+    if any(dimension.name == wanted for dimension in space):
+        raise BadInput("--over", wanted, "is what is searched for; name flags of the engine")
     maker = _Maker(source, base, slos, kind, profile)
     left: list[Settings] = draw_candidates(space, max(2, candidates), base.seed)
     refused: dict[Settings, Trial] = {}
@@ -186,12 +197,13 @@ def _around(
     """Every flag alone through its values around `best`; the best combination seen on the way."""
     moved = {d.key: [_with(best, d.key, value) for value in d.values] for d in space}
     everything = list(dict.fromkeys([best, *(s for many in moved.values() for s in many)]))
-    scores = {t.settings: t.score for t in maker.run(everything, effort, pool)}
+    trials = maker.run(everything, effort, pool)
+    scores = {t.settings: None if t.failure is not None else t.score for t in trials}
     ranking = [
         Sensitivity(d.name, tuple((v, scores[s]) for v, s in zip(d.values, moved[d.key], strict=True)))
         for d in space
     ]
-    return max(scores, key=lambda s: scores[s]), sorted(ranking, key=lambda r: -r.effect)
+    return max(scores, key=lambda s: scores[s] or 0.0), sorted(ranking, key=lambda r: -r.effect)
 
 
 def _with(settings: Settings, key: str, value: str) -> Settings:
@@ -221,7 +233,7 @@ class _Maker:
         jobs: list[_Job] = []
         trials: dict[Settings, Trial] = {}
         for settings in many:
-            changed = variant(self._source, settings)
+            changed = variant(self._source, settings, field="--over")
             try:
                 scenario, _ = build(changed, self._base, self._base.seed)
             except BadInput as error:

@@ -36,7 +36,10 @@ def render_search(result: SearchResult, objectives: str) -> str:
         ),
     ]
     for one in result.ranking:
-        losses = ", ".join(f"{value}: {-loss:.0%}" for value, loss in one.losses).replace("-0%", "0%")
+        losses = ", ".join(
+            f"{value}: " + ("cannot run" if loss is None else f"{-loss:.0%}".replace("-0%", "0%"))
+            for value, loss in one.losses
+        )
         verdict = f"{one.effect:.0%}" if one.matters else "does not matter"
         lines += wrap(f"  {one.name:<28}{verdict:>16}  {losses}", " " * 6)
     for trial in result.refused[:5]:

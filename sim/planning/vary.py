@@ -103,7 +103,10 @@ def full_grid(
 
 
 def variant(
-    source: ScenarioSource, settings: tuple[tuple[str, str], ...], scale_prompts: bool = True
+    source: ScenarioSource,
+    settings: tuple[tuple[str, str], ...],
+    scale_prompts: bool = True,
+    field: str = FIELD,
 ) -> Variant:
     """The scenario with `settings` on top.
 
@@ -111,12 +114,12 @@ def variant(
     `sim.output.sidebyside.num_prompts_at`) unless `scale_prompts` is off.
 
     Raises:
-        BadInput: a setting that neither engine nor client has.
+        BadInput: a setting that neither engine nor client has; names `field`.
     """
     changed = source
     derived: list[tuple[str, str, str]] = []
     for key, value in settings:
-        changed = _with(changed, key, value)
+        changed = _with(changed, key, value, field)
         if plain(key) == CONCURRENCY and scale_prompts and changed.bench.spec.max_concurrency is not None:
             prompts = num_prompts_at(changed.bench.spec.max_concurrency)
             changed = changed.with_settings([f"bench.{PROMPTS}={prompts}"])
@@ -125,7 +128,7 @@ def variant(
     return Variant(settings, changed, tuple(derived), same_server)
 
 
-def _with(source: ScenarioSource, key: str, value: str) -> ScenarioSource:
+def _with(source: ScenarioSource, key: str, value: str, field: str) -> ScenarioSource:
     name = plain(key)
     if name == "gpu":
         return replace(source, gpu=value, observed=Observed())
@@ -137,16 +140,16 @@ def _with(source: ScenarioSource, key: str, value: str) -> ScenarioSource:
         try:
             number = int(value)
         except ValueError:
-            raise BadInput(f"{FIELD} {name}", value, "must be a whole number") from None
+            raise BadInput(f"{field} {name}", value, "must be a whole number") from None
         if number < 1:
-            raise BadInput(f"{FIELD} {name}", number, "must be at least 1")
+            raise BadInput(f"{field} {name}", number, "must be at least 1")
         if name == "gpu-count":
             return replace(source, gpu_count=number)
         return replace(source, observed=Observed(kv_cache_tokens=number))
     try:
         return source.with_settings([f"{key}={value}"])
     except BadInput as error:
-        where = FIELD if error.field == "--set" else f"{FIELD} {key}"
+        where = field if error.field == "--set" else f"{field} {key}"
         raise BadInput(where, error.value, error.hint) from None
 
 

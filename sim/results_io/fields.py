@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from sim.errors import BadInput
@@ -14,6 +15,7 @@ from sim.results_io.writing import LATENCY_KEY, is_vllm_figure
 Object = Mapping[str, Any]
 TO_MS = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "secs": 1e3, "seconds": 1e3}
 UNIT_SLACK = 30.0  # a factor that no workload explains, but a wrong unit does (1000)
+ROUNDED = 1e-3  # of printed figures
 LARGEST = 1e15  # more tokens than were ever served; as milliseconds thirty thousand years
 
 
@@ -28,6 +30,8 @@ def number(source: Object, key: str, where: str) -> float | int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise BadInput(f"{where} {key}", None, f"must be a number, is {type(value).__name__}")
+    if isinstance(value, int) and value > LARGEST:  # it may be too large for a float
+        raise BadInput(f"{where} {key}", None, "is beyond what any run can have")
     if not math.isfinite(value) or value < 0:
         raise BadInput(f"{where} {key}", value, "must be finite and not negative")
     return value
@@ -63,8 +67,10 @@ def numbers(source: Object, key: str, where: str) -> list[float]:
     if not isinstance(values, list):
         raise BadInput(where, None, f"lacks the list {key}")
     for i, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise BadInput(f"{where} {key}[{i}]", None, "must be a finite number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            raise BadInput(
+                f"{where} {key}[{i}]", None, "must be a finite number of a size that a run can have"
+            )
     return values
 
 
@@ -120,13 +126,33 @@ def check_figures(figures: Mapping[str, Any], where: str) -> None:
             continue  # a rate without bound is stored as text
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise BadInput(f"{where} {key}", None, f"must be a number, is {type(value).__name__}")
-        if not math.isfinite(value):
+        if value != value or abs(value) == math.inf:
             raise BadInput(f"{where} {key}", value, "must be finite")
+        if abs(value) > LARGEST:
+            shown = None if isinstance(value, int) else value
+            raise BadInput(f"{where} {key}", shown, "is beyond what any run can have")
         if value < 0 and is_vllm_figure(key):
             raise BadInput(f"{where} {key}", value, "must not be negative")
-        if abs(value) > LARGEST:
-            raise BadInput(f"{where} {key}", value, "is beyond what any run can have")
+    if figures.get("duration") == 0 and figures.get("completed"):
+        raise BadInput(f"{where} duration", 0, f"cannot be, with {figures['completed']:g} requests completed")
+    _check_order(figures, where)
     _check_units(figures, where)
+
+
+def _check_order(figures: Mapping[str, Any], where: str) -> None:
+    """Refuse a percentile below one that is less far out."""
+    columns: dict[str, list[tuple[float, str]]] = {}
+    for key, value in figures.items():
+        match = LATENCY_KEY.fullmatch(key)
+        if value is not None and match and match[1] not in ("mean", "std"):
+            columns.setdefault(match[2], []).append(
+                (50.0 if match[1] == "median" else float(match[1][1:]), key)
+            )
+    for column in columns.values():
+        column.sort()
+        for (_, low), (_, high) in pairwise(column):
+            if figures[high] < figures[low] * (1.0 - ROUNDED):
+                raise BadInput(f"{where} {high}", figures[high], f"lies below {low} ({figures[low]:g})")
 
 
 def _check_units(figures: Mapping[str, Any], where: str) -> None:
