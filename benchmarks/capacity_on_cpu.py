@@ -7,11 +7,12 @@ Calibrates a 0.5B-like model with made-up weights, plans the highest rate at whi
 multiple of what a lone request needs, then sends the same engine less and more than that. About fifteen
 minutes, or ten with `--profile`; nothing else may run on the machine.
 
-A shared host is slower in one minute than in the next. So the probe times all steps of each run: if together
-they took f times what the profile prices them at, the run is held to the capacity planned for steps f times
-as long. That one number is all that is taken from a run. At most 85 % of that capacity must keep the
-objective, at least 115 % must miss it, and a rate between is not judged: then another one is tried, up to
-`--runs` in all, until both sides are judged.
+A shared host is slower in one minute than in the next. So the probe times all steps of each run, which gives
+the speed of the host over the run (see `host_speed`), and the run is held to the capacity planned for a host
+of that speed: the highest rate at which the same plan, simulated over the same minutes, keeps the objective.
+Nothing but that speed is taken from a run. At most 85 % of that capacity must keep the objective, at least
+115 % must miss it, and a rate between is not judged: then another one is tried, up to `--runs` in all, until
+both sides are judged. The measured P90 stands beside the one foretold for the very requests of the run.
 
 Status 1: a verdict is not as planned. Status 3: one side could not be judged.
 
@@ -23,15 +24,20 @@ from the capacity are easier to foretell, so read the shares beside the verdicts
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.host_speed import WINDOW, HostSpeed, foretold_ttft, host_speed  # noqa: E402
 from calibration.live.cores import leave_workers_alone  # noqa: E402 - a script beside the package
 from calibration.session import steps_within  # noqa: E402
 from sim.build import read_source  # noqa: E402
@@ -59,19 +65,23 @@ ENV = {
 BELOW, ABOVE = 0.85, 1.15  # shares of the planned capacity from which on a run is judged
 AIMS = (0.82, 1.2)  # shares that are sent, so that some drift of the host still leaves a verdict
 PERCENTILE = 90
+LOWEST, HIGHEST = 0.1, 20.0  # requests/s between which a capacity is looked for
+SEEDS, MIN_PROMPTS = 15, 30
 LOOK_AGAIN = 5.0  # seconds between looks for a new engine, whose workers get their cores to themselves
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One run, judged by the capacity planned for steps as long as its own.
+    """One run, judged by the capacity planned for a host as fast as its own.
 
     Attributes:
         sent: requests per second.
-        measured, predicted: P90 of TTFT; predicted for the same requests and steps as long as the run's [s].
+        measured, predicted: P90 of TTFT; predicted for the same requests on a host of that speed [s].
         limit: the objective [s].
-        host: the run's steps took so many times what the profile prices them at.
-        planned: capacity for such steps [requests/s].
+        host: the run's steps took so many times what the profile prices them at, all in all.
+        swing: the least and the most of that in any window.
+        planned: capacity of such a host [requests/s].
+        calibrated: capacity of the host as calibrated [requests/s].
         status: whether the run itself is valid.
     """
 
@@ -80,7 +90,9 @@ class Verdict:
     predicted: float
     limit: float
     host: float
+    swing: tuple[float, float]
     planned: float
+    calibrated: float
     status: str
 
     @property
@@ -102,10 +114,12 @@ class Verdict:
         word = "kept" if self.measured <= self.limit else "missed"
         judged = ("as planned" if self.as_planned else "NOT AS PLANNED") if self.is_judged else "not judged"
         host = (
-            f"steps took {self.host:.2f} times the calibrated time, for which {self.planned:.3g} was planned"
+            f"steps took {self.host:.2f} times the calibrated time ({self.swing[0]:.2f} to "
+            f"{self.swing[1]:.2f} within {WINDOW:g} s), for which {self.planned:.3g} is planned"
         )
         found = f"p{PERCENTILE} ttft {self.measured:.2f} s, {word} (predicted {self.predicted:.2f} s)"
-        return f"{self.sent:.3g} requests/s ({self.status}): {host}: {self.share:.0%}; {found}: {judged}"
+        share = f"{self.share:.0%} of it, {self.sent / self.calibrated:.0%} of the plan as calibrated"
+        return f"{self.sent:.3g} requests/s ({self.status}): {host}: {share}; {found}: {judged}"
 
 
 @dataclass(frozen=True)
@@ -136,11 +150,25 @@ class Planner:
             sys.exit("the objective cannot be met at any rate")
         return found.level.value
 
-    def foretold(self, rate: float, prompts: int, seed: int, host: float) -> float:
-        """P90 TTFT of the requests of a run [s]."""
+    def capacity_over(self, speed: HostSpeed, lasting: float) -> float:
+        """The highest rate that keeps the objective on a host of that speed [requests/s].
+
+        Args:
+            lasting: seconds for which requests are sent.
+        """
+        low, high = LOWEST, HIGHEST
+        while high / low > 1.005:
+            rate = math.sqrt(low * high)
+            prompts = max(MIN_PROMPTS, round(rate * lasting))
+            late = [self.foretold(rate, prompts, seed, speed) for seed in range(SEEDS)]
+            low, high = (rate, high) if statistics.median(late) <= self.limit else (low, rate)
+        return math.sqrt(low * high)
+
+    def foretold(self, rate: float, prompts: int, seed: int, speed: HostSpeed) -> float:
+        """P90 TTFT of the requests of a run on a host of that speed [s]."""
         run = self._at(rate, prompts)
         run = replace(run, seed=seed, workload=replace(run.workload, seed=seed))
-        return late_ttft(simulate(run, step_time=ScaledStepTime(self.model, host)).result)
+        return float(np.percentile(foretold_ttft(run, self.model, speed), PERCENTILE))
 
     def _at(self, rate: float, prompts: int, max_concurrency: int | None = None) -> Scenario:
         load = replace(
@@ -199,13 +227,11 @@ def late_ttft(result: BenchResult) -> float:
     return value
 
 
-def host_factor(steps: Path, planner: Planner, measured: BenchResult) -> float:
-    """Seconds that all steps of a run took, over what the profile prices them at."""
+def speed_of(steps: Path, planner: Planner, measured: BenchResult) -> HostSpeed:
+    """How fast the host was over a run, by its steps."""
     begun = float(measured.extra["probe"]["begun_s"])
     timed = steps_within(steps, planner.scenario, [(begun, begun + measured.duration)])
-    model = planner.model
-    priced = sum(model.host_before(s) + model.gpu(s) + model.host_after(s) for s in timed.shapes)
-    return float(timed.seconds.sum()) / priced
+    return host_speed(timed.start - begun, timed.seconds, timed.shapes, planner.model, measured.duration)
 
 
 def run_at(rate: float, out: Path, planner: Planner, args: argparse.Namespace) -> Verdict:
@@ -214,15 +240,17 @@ def run_at(rate: float, out: Path, planner: Planner, args: argparse.Namespace) -
     words += ["--result-dir", str(out), "--force", *launch_words(args.program)]
     servecast("bench", str(args.out / "capacity.yaml"), *words)
     measured = read_results(next(out.glob("*.json")))[0]
-    host = host_factor(next(out.glob("*.steps.jsonl")), planner, measured)
-    told = planner.foretold(rate, args.prompts, int(measured.identity["seed"]), host)
+    speed = speed_of(next(out.glob("*.steps.jsonl")), planner, measured)
+    sent = float(measured.aggregates.get("offered_rate") or rate)
     return Verdict(
-        sent=float(measured.aggregates.get("offered_rate") or rate),
+        sent=sent,
         measured=late_ttft(measured),
-        predicted=told,
+        predicted=planner.foretold(rate, args.prompts, int(measured.identity["seed"]), speed),
         limit=planner.limit,
-        host=host,
-        planned=planner.capacity(host),
+        host=speed.mean,
+        swing=(float(speed.factors.min()), float(speed.factors.max())),
+        planned=planner.capacity_over(speed, args.prompts / sent),
+        calibrated=planner.capacity(1.0),
         status=measured.verdict.status,
     )
 
