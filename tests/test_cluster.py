@@ -304,3 +304,12 @@ def test_requests_sent_at_once_have_no_rate():
     offered, words = about_client(spec, generate(spec))
     assert offered is None
     assert "at most 4 at a time" in words
+
+
+def test_a_link_belongs_to_two_kinds_of_replicas(tmp_path):
+    for words in (("--link-latency", "5"), ("--link", "25")):
+        refused = cluster_command(tmp_path, "--replicas", "2", *words)
+        assert isinstance(refused.exception, BadInput)
+        assert "belongs to --prefill and --decode" in str(refused.exception)
+    split = ("--prefill", "1", "--decode", "1")
+    assert cluster_command(tmp_path, *split, "--link-latency", "0", "--no-model-error").exit_code == 0

@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 )
 @click.option("--prefill", metavar="N", help="Instead of --replicas: replicas that only prefill …")
 @click.option("--decode", metavar="N", help="… and replicas that only decode; the KV moves between them.")
-@click.option(
-    "--link", metavar="GB/S", default="50", show_default=True, help="KV transfer rate of a prefill replica."
-)
-@click.option(
-    "--link-latency", metavar="MS", default="1", show_default=True, help="Added to each KV transfer."
-)
+@click.option("--link", metavar="GB/S", help="KV transfer rate of a --prefill replica.  [default: 50]")
+@click.option("--link-latency", metavar="MS", help="Added to each KV transfer.  [default: 1]")
 @click.option(
     "--traffic", type=click.Path(path_type=Path), help="Tenants, sessions, daily profile: a YAML file."
 )
@@ -54,8 +50,8 @@ def cluster(
     routers: str,
     prefill: str | None,
     decode: str | None,
-    link: str,
-    link_latency: str,
+    link: str | None,
+    link_latency: str | None,
     traffic: Path | None,
     traffic_rate: str | None,
     no_model_error: bool,
@@ -124,7 +120,13 @@ def cluster(
         requests = generate(scenarios[0].workload)
         sessions = singles(requests)
         offered, load = about_client(scenarios[0].workload, requests)
-    wire = Link(real("--link", link, above=0.0) * 1e9, real("--link-latency", link_latency, above=0.0) / 1e3)
+    for flag, value in (("--link", link), ("--link-latency", link_latency)):
+        if value is not None and prefill is None:
+            raise BadInput(flag, value, "belongs to --prefill and --decode: mixed replicas transfer nothing")
+    wire = Link(
+        real("--link", link or "50", above=0.0) * 1e9,
+        real("--link-latency", link_latency or "1", minimum=0.0) / 1e3,
+    )
 
     def run(who: list[Member], name: str) -> ClusterOutcome:
         return run_cluster(
