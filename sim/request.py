@@ -41,7 +41,9 @@ class Request:
     prompt_len: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_len", sum([length for _, length in self.prompt]))
+        prompt = self.prompt
+        length = prompt[0][1] if len(prompt) == 1 else sum([length for _, length in prompt])
+        object.__setattr__(self, "prompt_len", length)
 
     @property
     def ignore_eos(self) -> bool:

@@ -49,6 +49,9 @@ class Stretch(NamedTuple):
     def emit(self, recorder: Recorder, calls: int, landed: float, joined: list[str]) -> None:
         """Hand out that many results, of which the last one is processed at `landed`."""
         _, first, begin, period, growth = self
+        if calls == 1:
+            recorder.emit(landed, (), joined)
+            return
         due = self.call(calls)
         if landed != due and not math.isclose(landed, due, rel_tol=1e-12):
             self.emit(recorder, calls - 1, self.call(calls - 1), joined)
@@ -57,8 +60,7 @@ class Stretch(NamedTuple):
             recorder.emit_run((begin, period, growth), calls, landed, joined)
         else:
             recorder.emit(first, (), joined)
-            if calls > 1:
-                recorder.emit_run((begin + period, period + growth, growth), calls - 1, landed)
+            recorder.emit_run((begin + period, period + growth, growth), calls - 1, landed)
 
     def calls_before(self, moment: float, most: int) -> int:
         """How many calls, at most `most`, are made before that moment. It lies behind call 0."""
@@ -218,9 +220,11 @@ class LeapingReplica(Replica):
         """
         shape = self._leaper.steady_shape()
         line = self._prices.line(shape)
+        intercept, slope, _, high, _, _, before, after = line
         _, _, _, size, _, _, context, _ = shape
-        calls = min(calls, (line.high - context) // size + 1)
-        duration, growth = line.intercept + line.slope * context, line.slope * size
+        if (fit := (high - context) // size + 1) < calls:
+            calls = fit
+        duration, growth = intercept + slope * context, slope * size
         stretch = stretch_of(line, duration, growth, calls, now, in_flight)
         if stretch is None:
             return None
@@ -232,9 +236,12 @@ class LeapingReplica(Replica):
         plan, blocks, prefill, joined, finished = self._leaper.leap(calls)
         self._sample(stretch, blocks)
         alike = calls if plan is None or plan.crowd == size else calls - 1
-        busy, last = progression(alike - 1, duration, growth), duration + growth * (alike - 1)
+        busy, last, launched = 0.0, duration, now + before
+        if alike != 1:
+            busy, last = progression(alike - 1, duration, growth), duration + growth * (alike - 1)
+            launched = stretch.call(alike - 1) + before
         start = self._device_free + busy
-        if (launched := stretch.call(alike - 1) + line.host_before) > start:
+        if launched > start:
             add_time(self.usage.device, "host", launched - start)
             start = launched
         self._device_free = start + last
@@ -243,7 +250,7 @@ class LeapingReplica(Replica):
         if prefill is not None:
             self._deliver(in_flight[0], prefill, stretch.first)
         if plan is not None:
-            in_flight[0] = new_tuple(InFlight, (plan, start, self._device_free, line.host_after))
+            in_flight[0] = new_tuple(InFlight, (plan, start, self._device_free, after))
             if alike < calls:
                 landed = self._launch_fewer(stretch.call(alike), in_flight)
         if prefill is None:

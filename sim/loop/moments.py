@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from heapq import heappush
 
@@ -11,6 +12,10 @@ from simpy.events import NORMAL, URGENT, EventPriority
 
 class Clock(simpy.Environment):
     """SimPy's environment, for processes that are often the only ones with anything to do."""
+
+    def peek(self) -> float:
+        """When the next event is due; infinity if none is. SimPy's own catches an exception if none is."""
+        return self._queue[0][0] if self._queue else math.inf
 
     def skip(self, seconds: float) -> bool:
         """Let time pass at once if nothing else is due by then, as `timeout` would; returns whether it did.

@@ -84,6 +84,7 @@ class SglangScheduler:
         self.pipeline_depth = 1 if config.disable_overlap_schedule else 2
         tree = None if config.disable_radix_cache else RadixCache(config.page_size)
         self.pool = KvPool(config.pool_tokens, config.page_size, tree)
+        self._longest = min(config.context_length, self.pool.total) - 1
         self.ratio = NewTokenRatio(config)
         self._policy = SchedulePolicy(config)
         self._waiting: list[LiveRequest] = []
@@ -110,22 +111,16 @@ class SglangScheduler:
 
         Source: SGLang 0.5.21 `Scheduler.init_req_max_new_tokens`, `utils/validate_input_length`.
         """
-        config, pool = self.config, self.pool
-        longest = min(config.context_length - 1, pool.total - 1)
-        if request.prompt_len >= longest - 5:
-            hint = (
-                f"{request.prompt_len} prompt tokens are too many; the engine takes less than {longest - 5}"
-            )
+        config, pool, prompt, limit = self.config, self.pool, request.prompt_len, request.max_tokens
+        longest = self._longest
+        if prompt >= longest - 5:
+            hint = f"{prompt} prompt tokens are too many; the engine takes less than {longest - 5}"
             raise BadInput("request", request.request_id, hint)
-        if request.prompt_len + request.max_tokens > config.context_length:
-            hint = (
-                f"asks for {request.prompt_len} + {request.max_tokens} tokens, "
-                f"more than --context-length {config.context_length}"
-            )
+        if prompt + limit > config.context_length:
+            hint = f"asks for {prompt} + {limit} tokens, more than --context-length {config.context_length}"
             raise BadInput("request", request.request_id, hint)
-        limit = max(0, min(request.max_tokens, longest - request.prompt_len - 1))
-        limit = max(0, min(limit, pool.total - pool.ceil(request.prompt_len) - pool.page_size - 1))
-        self._queue(self._new_request(request, limit))
+        limit = min(limit, longest - prompt - 1, pool.total - pool.ceil(prompt) - pool.page_size - 1)
+        self._queue(self._new_request(request, limit if limit > 0 else 0))
         self._fully_idle = False
 
     def schedule(self) -> StepPlan:

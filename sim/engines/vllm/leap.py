@@ -240,7 +240,7 @@ class LeapingVllmScheduler(VllmScheduler):
     def _end(self, request: ParkedRequest, result: StepResult) -> None:
         """The result just processed ends a parked request."""
         self._unpark(request, self._num_steps - 1)
-        stops = request.request.samples_stop(request.num_tokens - request.num_prompt_tokens)
+        stops = request.samples_stop(request.num_tokens - request.num_prompt_tokens)
         self._finish(request, "stop" if stops else "length", result)
 
     def _finish(self, request: EngineRequest, reason: FinishReason, result: StepResult) -> None:
@@ -289,8 +289,9 @@ class LeapingVllmScheduler(VllmScheduler):
         """Write down where a request and its block table are, now that `latest` is the latest call made."""
         anchor = request.anchor
         assert anchor is not None
-        call = min(latest, request.last_call)
-        result = min(call, self._in_flight[0][0].step - 1) if self._in_flight else call
+        call = result = latest if latest < request.last_call else request.last_call
+        if self._in_flight and self._in_flight[0][0].step <= call:
+            result = self._in_flight[0][0].step - 1
         request.num_computed_tokens = anchor + call
         request.num_tokens = anchor + result + 1
         table, size = request.table, self.config.block_size
