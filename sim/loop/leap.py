@@ -43,8 +43,18 @@ class Stretch(NamedTuple):
         now, first, begin, period, growth = self
         if i < 2:
             return first if i else now
-        i -= 1  # `progression`, spelled out: this is asked for every sample
+        i -= 1  # `progression`, spelled out
         return begin + (i * period + growth * (i * (i - 1) // 2))
+
+    def moments(self, calls: range) -> list[float]:
+        """When each of these calls is made, in ascending order."""
+        now, first, begin, period, growth = self
+        # `progression`, spelled out: this is asked for every sample.
+        times = [begin + ((i - 1) * period + growth * ((i - 1) * (i - 2) // 2)) for i in calls]
+        for place, i in enumerate(calls[:2]):
+            if i < 2:
+                times[place] = first if i else now
+        return times
 
     def emit(self, recorder: Recorder, calls: int, landed: float, joined: list[str]) -> None:
         """Hand out that many results, of which the last one is processed at `landed`."""
@@ -282,7 +292,7 @@ class LeapingReplica(Replica):
         if calls == 1:
             series.add(stretch.now, running, waiting, most, total)
         elif turns := series.turns(calls):
-            times = [stretch.call(i) for i in turns]
+            times = stretch.moments(turns)
             series.keep(times, running, waiting, [(held + blocks[i] * size) / total for i in turns])
 
     def _account(self, line: Line, shape: StepShape, seconds: float, calls: int) -> None:

@@ -89,9 +89,11 @@ class DecodePrices:
         constant = self._constants(shape)
         while above > context:
             high = decodes(shape.kind, shape.num_decode_seqs, above)
+            low = decodes(shape.kind, shape.num_decode_seqs, min(below, context))
+            if told is not None and (line := self._between(low, high, told, constant)) is not None:
+                return line  # holds from `shape` on, then, too
             line = self._between(shape, high, told, constant)
             if line is not None:
-                low = decodes(shape.kind, shape.num_decode_seqs, min(below, context))
                 return self._between(low, high, told, constant) or line
             above = context + (above - context) // 4
         seconds, resource = self._price(shape)

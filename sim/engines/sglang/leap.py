@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import cast
 
 from sim.engines.base import (
@@ -237,8 +238,14 @@ class LeapingSglangScheduler(SglangScheduler):
         return PrefillAdder(self.config, self.pool, running, ratio, reserve)
 
     def _drop_finished(self, running: Batch) -> bool:
-        self._ended.clear()
-        self._tail = [req for req in self._tail if not req.finished]
+        ended, tail = self._ended, self._tail
+        self._ended, self._tail = [], [req for req in tail if not req.finished]
+        if len(ended) == 1 and len(self._tail) == len(tail) and ended[0] in running.reqs:
+            # Nobody else has finished, and mostly it is one of the first.
+            self._some_finished = False
+            running.reqs = running.reqs.copy()
+            running.reqs.remove(ended[0])
+            return True
         return super()._drop_finished(running)
 
     def _decode_fits(self, running: Batch) -> bool:
@@ -322,7 +329,10 @@ class LeapingSglangScheduler(SglangScheduler):
     def _ending(self, number: int, running: list[LiveRequest]) -> Sequence[ParkedRequest]:
         """Members whom the result of that round may end, in the order of the running list."""
         ending = self._crowd.ends.pop(number, ())
-        return ending if len(ending) < 2 else [req for req in _own(running) if req in ending]
+        if len(ending) < 2:
+            return ending
+        in_order = (req for req in _own(running) if req in ending)
+        return list(islice(in_order, len(ending)))  # mostly they are the first
 
     def _end(self, req: ParkedRequest, number: int, result: StepResult) -> None:
         """The result of that round ends a parked request."""
