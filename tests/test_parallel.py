@@ -240,3 +240,9 @@ def test_a_call_that_does_not_come_back_is_given_up():
     assert within(60, lambda: 7) == 7
     with pytest.raises(KeyError):
         within(60, lambda: {}["absent"])
+
+
+@pytest.mark.parametrize("path", ["/dev/full", "/dev/null", "."])
+def test_results_go_to_a_file_that_can_be_read_again(path):
+    with pytest.raises(BadInput):
+        ResultsFile(path)

@@ -47,6 +47,8 @@ class ResultsFile:
         self._order: list[str] = []
         if not self._path.absolute().parent.is_dir():
             raise BadInput(FIELD, str(path), "its folder does not exist")
+        if self._path.exists() and not self._path.is_file():
+            raise BadInput(FIELD, str(path), "is no plain file: finished runs could not be read again")
         self._load()
 
     def done(self, jobs: Sequence[Job]) -> dict[str, Outcome]:
