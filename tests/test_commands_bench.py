@@ -250,3 +250,14 @@ def test_client_tables_say_what_is_not_modelled(client: str) -> None:
     rows = table("vllm" if client == "vllm" else "sglang").flags
     assert len(rows) > 80
     assert all(row.effect for row in rows if row.role == "not-modelled")
+
+
+def test_a_ready_check_is_one_warm_up_more():
+    def warmups(text):
+        return parse_bench_command(f"vllm bench serve {text}").spec.num_warmups
+
+    assert warmups("--ready-check-timeout-sec 0") == 0
+    assert warmups("--ready-check-timeout-sec 600") == 1
+    assert warmups("--ready-check-timeout-sec 60 --num-warmups 2") == 3
+    notes = parse_bench_command("vllm bench serve --ready-check-timeout-sec 60").notes
+    assert any("one warm-up more" in note.text for note in notes)

@@ -28,6 +28,9 @@ _FILE_KINDS: dict[str, Literal["sharegpt", "azure", "mooncake", "vllm-result", "
 _TRACES = {"azure", "mooncake", "timed_trace", "vllm-result", "lengths"}
 
 
+READY_CHECK = "--ready-check-timeout-sec"
+
+
 def apply_vllm_flags(given: Given, base: WorkloadSpec, from_text: bool) -> tuple[WorkloadSpec, list[Note]]:
     """Apply `vllm bench serve` flags to `base`.
 
@@ -41,6 +44,12 @@ def apply_vllm_flags(given: Given, base: WorkloadSpec, from_text: bool) -> tuple
     changes = _common(given, base)
     if given.has("--num-warmups"):
         changes["num_warmups"] = given.integer("--num-warmups", minimum=0)
+    if given.integer(READY_CHECK, minimum=0):
+        # Like a warm-up it sends the first prompt, which the run then finds in the prefix cache.
+        changes["num_warmups"] = changes.get("num_warmups", base.num_warmups) + 1
+        notes.append(
+            Note("info", READY_CHECK, "sends the first prompt once before the run: one warm-up more")
+        )
     burstiness = _burstiness(given)
     if burstiness is not None:
         changes["burstiness"] = burstiness
