@@ -74,14 +74,10 @@ def host_speed(
     return HostSpeed(edges, factors, mean)
 
 
-def foretold_ttft(scenario: Scenario, model: StepTimeModel, speed: HostSpeed | None = None) -> Floats:
-    """TTFT of every request of an open-loop scenario, counted from its schedule, shape (n,) [s]."""
+def foretold_ttft(scenario: Scenario, model: StepTimeModel, speed: HostSpeed) -> Floats:
+    """TTFT of every request of an open-loop scenario on such a host, from its schedule, shape (n,) [s]."""
     load = generate_load(scenario.workload, scenario.seed)
     table = load.requests
-    if speed is None:
-        records = simulate(scenario, step_time=model, load=load).result.records
-        assert records is not None
-        return records.first_token - records.scheduled
     moved = RequestTable(table.prompts, table.output_lens, speed.work(table.arrivals), stops=table.stops)
     records = simulate(scenario, step_time=model, load=replace(load, requests=moved)).result.records
     assert records is not None
