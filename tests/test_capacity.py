@@ -1,16 +1,13 @@
 """Planned capacity: equal to formulas where there are some, monotone where it must be, honest elsewhere."""
 
-import json
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cli
 from sim.build import read_source
 from sim.errors import BadInput
 from sim.figures.regime import comparability
@@ -325,104 +322,3 @@ def test_scaled_step_time_scales_everything_but_the_front_end():
 def test_assumed_efficiencies_are_trusted_less():
     assert model_error(scenario()).share > 0.02
     assert "assumed" in model_error(scenario()).source
-
-
-def test_command_says_capacity_replicas_and_cost(tmp_path):
-    prices, page = tmp_path / "prices.yaml", tmp_path / "plan.json"
-    prices.write_text("L4: 0.7\n", encoding="utf-8")
-    args = ["plan", "--serve", SERVE.format(slots=8), "--bench", BENCH.format(output=8), "--gpu", "L4"]
-    args += ["--slo", "p95 ttft <= 400ms", "--rate", "100", "--price", str(prices), "--prompts", "100"]
-    args += ["--seeds", "2", "--jobs", "1", "--no-model-error", "--json", str(page)]
-    done = CliRunner().invoke(cli.servecast, args)
-    assert done.exit_code == 0, done.output
-    for word in ("capacity:", "one replica down", "per million output tokens", "--request-rate "):
-        assert word in done.output
-    assert '"capacity"' in page.read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("more", [[], ["--gpus", "L4,H100"], ["--rate", "5"]])
-def test_objectives_that_no_load_keeps_fail_with_the_best_that_can_be_reached(more):
-    args = ["plan", "--serve", SERVE.format(slots=8), "--bench", BENCH.format(output=8), "--gpu", "L4"]
-    args += ["--slo", "p99 ttft <= 10us", "--prompts", "100", "--seeds", "1", "--jobs", "1", *more]
-    done = CliRunner().invoke(cli.servecast, args)
-    assert done.exit_code == 1
-    assert "a request alone spends" in " ".join(done.output.split())
-    assert ("best that can be reached" in done.output) == ("--gpus" not in more)
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ([], "at least one"),
-        (["--slo", "p99 ttft <= 1s", "--rate", "none"], "must be a number"),
-        (["--slo", "p99 ttft <= 1s", "--rate", "0"], "greater than 0"),
-        (["--slo", "p99 ttft <= 1s", "--rate", "1e308"], "at most 1,000,000"),
-        (["--slo", "p99 ttft <= 1s", "--rate", "1", "--peak-factor", "1e9"], "at most 1,000"),
-        (["--slo", "p99 ttft <= 1s", "--gpus", "H100,H100"], "distinct"),
-        (["--slo", "p99 ttft <= 1s", "--tp", "1,x"], "whole numbers"),
-        (["--slo", "p99 ttft <= 1s", "--gpus", "H999"], "H999"),
-        (["--slo", "p99 ttft <= 1s", "--rate", "4", "--load", "concurrency"], "leave out"),
-        (["--slo", "p99 ttft <= 1s", "--price", "/none.yaml"], "no such file"),
-    ],
-)
-def test_bad_questions_are_told_in_one_line(more, says):
-    args = ["plan", "--serve", SERVE.format(slots=8), "--bench", BENCH.format(output=8), "--gpu", "L4", *more]
-    done = CliRunner().invoke(cli.servecast, args)
-    assert isinstance(done.exception, BadInput)
-    assert says in str(done.exception)
-
-
-def test_a_day_of_replicas(tmp_path):
-    day = ",".join(["1"] * 12 + ["3"] * 12)
-    args = ["plan", "--serve", SERVE.format(slots=8), "--bench", BENCH.format(output=8), "--gpu", "L4"]
-    args += [
-        "--slo",
-        "p95 ttft <= 400ms",
-        "--rate",
-        "100",
-        "--daily",
-        day,
-        "--prompts",
-        "100",
-        "--seeds",
-        "2",
-    ]
-    done = CliRunner().invoke(cli.servecast, [*args, "--jobs", "1", "--no-model-error"])
-    assert done.exit_code == 0, done.output
-    assert "peak 150" in done.output
-    assert "replica hours a day" in done.output
-    for bad in (["--daily", "1,2"], ["--daily", "x"]):
-        assert isinstance(CliRunner().invoke(cli.servecast, [*args, *bad]).exception, BadInput)
-
-
-def test_the_bill_and_the_ways_to_run_agree():
-    args = ["plan", "--serve", SERVE.format(slots=8), "--bench", BENCH.format(output=8), "--gpu", "L4"]
-    args += [
-        "--slo",
-        "p95 ttft <= 400ms",
-        "--prompts",
-        "100",
-        "--seeds",
-        "2",
-        "--jobs",
-        "1",
-        "--price",
-        "2.5",
-    ]
-    args += ["--no-model-error", "--json", "-"]
-    wanted = json.loads(CliRunner().invoke(cli.servecast, [*args, "--rate", "100"]).output)
-    bill, replicas = wanted["cost"], wanted["sizing"]["recommended"]
-    # 100 requests/s of 8 tokens are sold in either account, whatever a replica is trusted with.
-    assert bill["per_hour"] == 2.5 * replicas
-    assert bill["per_1m_output"] == pytest.approx(bill["per_hour"] / (100 * 8 * 3600 / 1e6), rel=1e-9)
-    assert bill["per_1k_requests"] == pytest.approx(bill["per_hour"] / (100 * 3.6), rel=1e-9)
-    point = next(p for p in wanted["operating_points"] if p["replicas"] == replicas)
-    assert point["per_1m_output"] == pytest.approx(bill["per_1m_output"], rel=1e-9)
-    half = json.loads(CliRunner().invoke(cli.servecast, [*args, "--utilisation", "50%"]).output)
-    full = json.loads(CliRunner().invoke(cli.servecast, args).output)
-    assert half["cost"]["per_1m_output"] == pytest.approx(2 * full["cost"]["per_1m_output"])
-    point = full["operating_points"][-1]
-    sold = point["per_1m_output"] * point["load"]  # the same bill for each token that is sold
-    assert sold == pytest.approx(full["cost"]["per_1m_output"] * full["capacity"]["value"])
-    both = CliRunner().invoke(cli.servecast, [*args, "--rate", "100", "--utilisation", "50%"])
-    assert isinstance(both.exception, BadInput)

@@ -126,7 +126,7 @@ def test_a_search_names_its_own_option():
 
 
 def test_a_gain_within_the_intervals_is_called_noise(result):
-    found = replace(result.best.found, low=6.46, high=7.47, replications=5)
+    found = replace(result.best.found, low=6.46, high=7.47, replications=5, left_out=())
     result = replace(result, best=replace(result.best, score=6.97, found=found))
     given = replace(result.given, score=6.85, found=replace(result.best.found, low=6.04, high=7.65))
     noisy = replace(result, given=given)
@@ -134,14 +134,31 @@ def test_a_gain_within_the_intervals_is_called_noise(result):
     text = render_search(noisy, "any")
     assert "+1.8% per GPU: within noise" in text
     assert "as given: as given" not in text
+    assert f"as given: {words_of(result.held)}" in text
     clear = replace(result, given=replace(given, score=5.0, found=replace(given.found, high=6.0)))
     assert clear.clearly_better
     assert "clear of chance" in render_search(clear, "any")
 
 
+def test_a_gain_is_judged_seed_by_seed(result):
+    """Seeds that move both alike leave the gain clear, though the intervals overlap."""
+    shares = (0.97, 0.99, 1.0, 1.01, 1.03)
+    found = replace(result.best.found, low=6.0, high=8.0, replications=5, left_out=shares)
+    best = replace(result.best, score=7.0, found=found)
+    given = replace(result.given, score=6.6, found=found)
+    clear = replace(result, best=best, given=given)
+    assert clear.clearly_better
+    assert clear.gain.half == pytest.approx(0.0, abs=1e-12)
+    assert "+6.1% to +6.1%, seed by seed" in " ".join(render_search(clear, "any").split())
+    against = replace(given, found=replace(found, left_out=shares[::-1]))
+    noisy = replace(result, best=best, given=against)
+    assert noisy.clearly_better is False
+    assert noisy.gain.half > math.log(7.0 / 6.6)
+
+
 def test_the_ranking_tells_losses_so_that_no_point_has_two_loads(result):
     text = render_search(result, "any")
-    ranking = text[text.index("which flag matters") : text.index("to start it")]
+    ranking = text[text.index("which flag matters") : text.index("to start the best")]
     first = result.ranking[0]
     assert dict(first.losses)["32"] == 0.0
     assert "32: 0%" in ranking

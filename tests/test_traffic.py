@@ -16,7 +16,7 @@ from sim.planning.capacity import capacity
 from sim.planning.cluster import Member, run_cluster
 from sim.planning.daily import DailyProfile, arrivals, day_of_replicas, time_for
 from sim.planning.hardware import Candidate, operating_points
-from sim.planning.load_curve import Effort
+from sim.planning.load_curve import Effort, LevelReading
 from sim.planning.mix import parse_traffic, read_traffic, tenant_of
 from sim.planning.plan_report import confirming_commands
 from sim.planning.prices import Prices
@@ -337,7 +337,7 @@ def test_capacity_under_conversations():
     assert not any("request-rate" in c for c in confirming_commands(found))
     assert any("arrivals of sessions" in n.text for n in found.notes)
     # At the load that was read, an hour of it costs as much per token whichever way it is counted.
-    used = tuple((k * found.kept.value, 0.1 * k) for k in (0.1, 0.5, 1.0, 1.5, 2.0))
+    used = tuple(LevelReading(k * found.kept.value, 0.1 * k, 2) for k in (0.1, 0.5, 1.0, 1.5, 2.0))
     only = Candidate("L4", "L4", 1, replace(found, level=found.kept, readings=used))
     full = operating_points([only], Prices({}, any_gpu=2.0))[-1]
     assert full.load == found.kept.value

@@ -291,6 +291,32 @@ def test_counting_points():
     assert count_points(dims, grid=True) == 6
 
 
+@pytest.mark.parametrize(
+    ("tails", "difference", "clear"),
+    [
+        ([125.0, 250.0], False, False),  # the same factor, but +25 and +50 ms: two differences say little
+        ([120.0, 220.1], True, False),  # +20 ms twice, but +20 and +10 %
+        ([1100.0, 1200.1], True, False),  # x11 and x6
+        ([99.0, 201.0], False, False),
+    ],
+)
+def test_a_change_is_clear_only_if_the_factor_that_is_told_is(tails, difference, clear):
+    answer = what_if(source(), parse_vary(["max-num-seqs=2,32"]), run_serially)
+    before, after = (
+        replace(
+            point,
+            outcomes=tuple(
+                replace(outcome, figures={**outcome.figures, "p99_e2el_ms": value})
+                for outcome, value in zip(point.outcomes, values, strict=False)
+            ),
+        )
+        for point, values in zip(answer.rows[0].points, ([100.0, 200.0], tails), strict=True)
+    )
+    found = next(c for c in changes(before, after) if c.key == "p99_e2el_ms")
+    assert found.difference.clear_of_zero == difference
+    assert found.clear == clear
+
+
 def test_intervals_of_paired_runs():
     after, before = [11.0, 21.0, 31.0], [10.0, 20.0, 30.0]
     assert not estimate(after).clear_of_zero

@@ -47,6 +47,8 @@ class Crossing:
         value: None if they are missed at the lowest level already.
         low, high: 95 % interval, over replications and the width of the bracket.
         kept, missed: the two levels that enclose it, with full replications; None where there is none.
+        left_out: the value with each replication left out in turn, as a share of the value; empty where the
+            bracket rather than the replications sets the interval.
     """
 
     value: float | None
@@ -54,6 +56,7 @@ class Crossing:
     high: float | None
     kept: float | None
     missed: float | None
+    left_out: tuple[float, ...] = ()
 
 
 def find_crossing(
@@ -131,7 +134,7 @@ def _interval(seen: dict[float, Reading], low: float, high: float, *, whole: boo
     pooled = _cross(levels, [_usable(seen[v]) for v in levels], low, high)
     counts = {len(seen[v].left_out) for v in levels}
     n = min(counts)
-    half = 0.0
+    half, out = 0.0, []
     # Interpolation knows no better than half of the last bracket where the ratio may jump.
     steady = all(_smooth(seen[v]) for v in (low, high))
     if n >= 2:
@@ -145,9 +148,10 @@ def _interval(seen: dict[float, Reading], low: float, high: float, *, whole: boo
         half = jackknife(pooled, out).half or 0.0
     half = max(half, 0.0 if steady else high - pooled)
     bottom, top = min(pooled - half, low if not steady else pooled), max(pooled + half, pooled)
+    shares = tuple(v / pooled for v in out) if steady else ()
     if whole:
-        return Crossing(low, float(max(0, math.floor(bottom))), float(math.ceil(top)), low, high)
-    return Crossing(pooled, max(0.0, bottom), top, low, high)
+        return Crossing(low, float(max(0, math.floor(bottom))), float(math.ceil(top)), low, high, shares)
+    return Crossing(pooled, max(0.0, bottom), top, low, high, shares)
 
 
 def _smooth(reading: Reading) -> bool:

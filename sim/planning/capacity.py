@@ -12,12 +12,13 @@ from sim.figures.metrics import GOODPUT_NAMES
 from sim.flood import flood_size
 from sim.planning.bracket import Crossing, find_crossing
 from sim.planning.daily import DailyProfile
-from sim.planning.load_curve import Effort, LoadCurve
+from sim.planning.load_curve import Effort, LevelReading, LoadCurve
 from sim.planning.margin import ModelError, model_error, other_models
 from sim.planning.mechanism import QueueCause, pace_cause, queue_cause
 from sim.planning.mix import Traffic
 from sim.planning.pool import Pool, run_here
-from sim.planning.probe import Level, Probe, ProbeJob, at_level, attainment, load_ratio, run_probe, value_of
+from sim.planning.probe import Level, Probe, ProbeJob, at_level, load_ratio, run_probe
+from sim.planning.promises import Promise, binding, blocked_by, promises
 from sim.planning.resources import Utilisation, shares_of, utilisation
 from sim.planning.slo import Slos
 from sim.planning.stats import estimate
@@ -30,16 +31,6 @@ from sim.steptime.base import StepTimeModel
 LIGHT_PROMPTS = 200
 SATURATING_PROMPTS = 600
 SELDOM = 1e-3  # arrivals/s of traffic of which hardly anybody meets another
-
-
-@dataclass(frozen=True, slots=True)
-class Promise:
-    """One objective at one level: its value, its limit, and how much of it is used (1 is all)."""
-
-    what: str
-    value: float | None
-    limit: float
-    used: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +51,10 @@ class Capacity:
         use: resources in use there.
         input_rate, output_rate, request_rate: tokens/s and requests/s there.
         kept: the level that `promises` and `use` were read at.
-        readings: (level, share of the worst objective used) for every level simulated, ascending.
+        beyond: objectives just above the answer, at `missed`; empty where nothing gives way.
+        missed: the level that `beyond` was read at.
+        readings: what every level simulated showed, ascending.
+        left_out: as in `Crossing`: what each seed does to the answer.
     """
 
     scenario: Scenario
@@ -82,18 +76,21 @@ class Capacity:
     kept: Level
     replications: int
     notes: tuple[Note, ...]
-    readings: tuple[tuple[float, float], ...] = ()
+    readings: tuple[LevelReading, ...] = ()
     pace: str = ""
     traffic: bool = False
+    beyond: tuple[Promise, ...] = ()
+    missed: Level | None = None
+    left_out: tuple[float, ...] = ()
 
     def used_at(self, load: float) -> float | None:
         """Share of the worst objective used at a load, between the simulated levels; None outside them."""
-        for (a, ra), (b, rb) in pairwise(self.readings):
+        for (a, ra, _), (b, rb, _) in pairwise(self.readings):
             if a <= load <= b and ra > 0 and math.isfinite(rb) and rb > 0:
                 share = (load - a) / (b - a)
                 return math.exp(math.log(ra) + share * (math.log(rb) - math.log(ra)))
         if self.readings and load < self.readings[0][0]:
-            return self.readings[0][1]  # no worse than at the lightest level that was simulated
+            return self.readings[0].used  # no worse than at the lightest level that was simulated
         return None
 
     @property
@@ -103,6 +100,11 @@ class Capacity:
             return None
         ends = [v for v in (self.low, self.high, self.model_low, self.model_high) if v is not None]
         return (min(ends), max(ends)) if ends else (self.level.value, self.level.value)
+
+    @property
+    def covers(self) -> str:
+        """What `certain` covers, in words."""
+        return "seeds" if self.model_low is None and self.model_high is None else "seeds and model"
 
 
 def capacity(
@@ -256,7 +258,7 @@ def _answer(
         error=error,
         saturation=most,
         promises=promises(curve.slos, probes),
-        binding=_binding(curve.slos, beyond) if found.missed is not None else "nothing",
+        binding=binding(curve.slos, beyond) if found.missed is not None else "nothing",
         cause=queue_cause(beyond[0].outcome),
         use=_use(curve, probes),
         request_rate=rates[0],
@@ -268,6 +270,9 @@ def _answer(
         readings=curve.readings(),
         pace=pace_cause(beyond[0].outcome),
         traffic=curve.traffic is not None,
+        beyond=promises(curve.slos, beyond) if found.missed is not None else (),
+        missed=None if found.missed is None else Level(curve.kind, found.missed),
+        left_out=found.left_out,
     )
 
 
@@ -289,55 +294,6 @@ def _unreachable(
         scenario, slos, None, None, None, None, None, error, most, told, worst.what,
         QueueCause("none", blocked_by(worst.what, light)), None, *rates, Level(kind, 0.0), 1, tuple(notes),
     )  # fmt: skip
-
-
-def blocked_by(what: str, light: Probe) -> str:
-    """Why one request alone already misses an objective."""
-    parts, device = light.outcome.parts_ms, light.outcome.device
-    if "TTFT" in what:
-        known = {k: v for k, v in parts.items() if v is not None and k != "client_wait"}
-        largest = max(known, key=lambda k: known[k])
-        return f"a request alone spends {known[largest]:.3g} ms of its TTFT in {_PART_WORDS[largest]}"
-    busy = {k: v for k, v in device.items() if k != "idle"}
-    largest = max(busy, key=lambda k: busy[k]) if busy else "overhead"
-    tpot = light.outcome.get("mean_tpot_ms")
-    pace = "" if tpot is None else f"a request alone gets one token per {tpot:.3g} ms, "
-    return f"{pace}bound by {_DEVICE_WORDS.get(largest, largest)}"
-
-
-_PART_WORDS = {
-    "front_end": "the front end",
-    "queue": "the queue",
-    "prefill": "its prefill",
-    "stream": "delivery of the first token",
-}
-_DEVICE_WORDS = {
-    "bandwidth": "memory bandwidth (weights and KV are read for every token)",
-    "compute": "compute",
-    "overhead": "per-step overhead",
-    "host": "host work between steps",
-}
-
-
-def promises(slos: Slos, probes: Sequence[Probe]) -> tuple[Promise, ...]:
-    """Every objective's value over pooled probes."""
-    told = []
-    for slo in slos.statistics:
-        value = value_of(slo, probes)
-        told.append(Promise(slo.statistic, value, slo.limit, None if value is None else value / slo.limit))
-    if slos.goodput is not None:
-        share = attainment(slos, probes)
-        missed = None if share is None else (1.0 - share) / max(1.0 - slos.goodput, 1e-9)
-        told.append(Promise("goodput", share, slos.goodput, missed))
-    return tuple(told)
-
-
-def _binding(slos: Slos, probes: Sequence[Probe]) -> str:
-    told = [p for p in promises(slos, probes) if p.used is not None]
-    worst = max(told, key=lambda p: p.used or 0.0, default=None)
-    if worst is None or (worst.used or 0.0) <= 1.0:
-        return "stability"
-    return worst.what
 
 
 def _use(curve: LoadCurve, probes: Sequence[Probe]) -> Utilisation:

@@ -50,6 +50,7 @@ class OperatingPoint:
         margin: 1 - share of the worst objective used.
         per_hour: cost of the deployment (of one replica where no rate was given).
         per_1m_output: cost per million output tokens at this load.
+        sure: the load is kept at the low end of the intervals of seeds and model, too.
         pareto: no other point costs less and leaves as much margin.
     """
 
@@ -59,6 +60,7 @@ class OperatingPoint:
     margin: float
     per_hour: float
     per_1m_output: float
+    sure: bool = True
     pareto: bool = False
 
 
@@ -165,7 +167,9 @@ def operating_points(found: Sequence[Candidate], prices: Prices) -> list[Operati
                 continue
             bill = hourly * (replicas or 1)
             sold = rate * tokens * 3600.0 / 1e6
-            points.append(OperatingPoint(candidate.name, replicas, load, 1.0 - used, bill, bill / sold))
+            sure = answer.certain is None or load <= answer.certain[0]
+            margin = 1.0 - used
+            points.append(OperatingPoint(candidate.name, replicas, load, margin, bill, bill / sold, sure))
     return mark_pareto(points, by_hour=any(p.replicas is not None for p in points))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sim.planning.bracket import Reading
 from sim.planning.mix import Traffic
@@ -32,6 +33,14 @@ class Effort:
 
     prompts: int = 1000
     replications: int = 5
+
+
+class LevelReading(NamedTuple):
+    """A simulated level: the share of the worst objective used there, by so many seeds pooled."""
+
+    load: float
+    used: float
+    seeds: int
 
 
 class LoadCurve:
@@ -92,13 +101,24 @@ class LoadCurve:
             left_out = tuple(load_ratio(self.slos, probes[:j] + probes[j + 1 :]) for j in range(replications))
         return Reading(load_ratio(self.slos, probes), left_out, is_stable(probes))
 
-    def readings(self) -> tuple[tuple[float, float], ...]:
-        """(level, share of the worst objective used) of every simulated level that is stable, ascending."""
+    def readings(self) -> tuple[LevelReading, ...]:
+        """Every simulated level that is stable, ascending.
+
+        Levels that were tried with fewer seeds on the way are left out between those with all of them: the
+        luck of one seed among means looks like a bend.
+        """
         counts: dict[float, int] = {}
         for value, _ in self._probes:
             counts[value] = counts.get(value, 0) + 1
-        found = [(value, self.read(value, n)) for value, n in sorted(counts.items())]
-        return tuple((value, reading.ratio) for value, reading in found if reading.stable)
+        sure = [value for value, n in counts.items() if n == max(counts.values())]
+        low, high = (min(sure), max(sure)) if sure else (0.0, 0.0)
+        found = []
+        for value, n in sorted(counts.items()):
+            if value in sure or not low < value < high:
+                reading = self.read(value, n)
+                if reading.stable:
+                    found.append(LevelReading(value, reading.ratio, n))
+        return tuple(found)
 
     def prompts_at(self, value: float) -> int:
         """Requests per replication: enough for percentiles, and for a run long against one request's stay."""

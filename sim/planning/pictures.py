@@ -80,7 +80,7 @@ def draw_plan(plan: Plan) -> Figure:
 
 def draw_load(axes: Any, capacity: Capacity, name: str, colour: str) -> None:
     """One curve of use against load, the answer's interval shaded."""
-    points = [(load, used) for load, used in capacity.readings if math.isfinite(used)]
+    points = [(load, used) for load, used, _ in capacity.readings if math.isfinite(used)]
     if points:
         axes.plot(*zip(*points, strict=True), marker="o", ms=3, lw=1.2, color=colour, label=name)
     ends = capacity.certain

@@ -192,12 +192,14 @@ def capacity_to_dict(found: Capacity) -> dict[str, Any]:
         "cause": asdict(found.cause),
         "read_at": found.kept.value,
         "promises": [asdict(p) for p in found.promises],
+        "missed_at": None if found.missed is None else found.missed.value,
+        "beyond": [asdict(p) for p in found.beyond],
         "use": None
         if use is None
         else {"shares": dict(use.shares), "binding": use.binding, "headroom": use.headroom},
         "request_rate": found.request_rate,
         "input_token_rate": found.input_rate,
         "output_token_rate": found.output_rate,
-        "readings": [list(r) for r in found.readings],
+        "readings": [r._asdict() for r in found.readings],
         "notes": [asdict(n) for n in found.notes],
     }

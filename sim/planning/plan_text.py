@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.planning.capacity import Capacity, Promise, flips
+from sim.planning.capacity import Capacity, flips
 from sim.planning.daily import DayOfReplicas
 from sim.planning.hardware import Candidate, OperatingPoint
 from sim.planning.prices import Cost, cost_lines
+from sim.planning.promises import Promise
 from sim.planning.resources import WORDS, Utilisation
 from sim.planning.sizing import Sizing
 from sim.planning.text import milliseconds, wrap
 
 MODEL_TURNS = 0.2
-ENOUGH_SEEDS = 5  # with fewer, Student's quantiles make an interval useless
-WIDE = 0.5  # of the answer: an interval that more seeds would help
+ENOUGH_SEEDS = 5  # with fewer, an interval is often far too wide, and now and then far too narrow
 CANDIDATE_WIDTH = 90  # of the columns up to the replicas
 
 
@@ -30,6 +30,10 @@ def render_capacity(found: Capacity) -> list[str]:
     lines += wrap(f"  {error_words(found)}", "    ")
     lines += wrap(f"  binding: {binding_words(found)}", "    ")
     lines += [f"  just below it ({found.kept}):", *_promises(found.promises)]
+    if found.binding == "stability":
+        lines.append(f"  just above it ({found.missed}): more comes in than is answered")
+    elif (worst := next((p for p in found.beyond if p.what == found.binding), None)) is not None:
+        lines += [f"  just above it ({found.missed}):", *_promises([worst])]
     if found.use is not None:
         lines += wrap(f"  in use there: {use_words(found.use)}", "    ")
     lines += wrap(f"  {headroom_words(found)}", "    ")
@@ -46,8 +50,8 @@ def answer_words(found: Capacity) -> str:
     if found.low is None or found.high is None:
         return f"{value} ({found.replications} seeds)"
     text = f"{value} (95 %: {found.low:.3g} to {found.high:.3g}, {found.replications} seeds)"
-    if found.replications < ENOUGH_SEEDS and found.high - found.low > WIDE * found.level.value:
-        text += f"; {found.replications} seeds say little: raise --seeds"
+    if found.replications < ENOUGH_SEEDS:
+        text += f"; {found.replications} seeds say little, of the interval too: raise --seeds"
     return text
 
 
@@ -101,7 +105,7 @@ def headroom_words(found: Capacity) -> str:
     if own > value:
         text = f"no headroom: the scenario's own {own:.3g} is {own / value:.0%} of it"
     if flips(found, own):
-        text += "; WARNING: whether that load is kept turns within the interval of seeds and model"
+        text += f"; WARNING: whether that load is kept turns within the interval of {found.covers}"
     return text
 
 
@@ -126,19 +130,23 @@ def render_sizing(sizing: Sizing) -> list[str]:
     """Replicas, with what one failure does."""
     lines = [
         f"replicas for {sizing.rate:.4g} requests/s (peak {sizing.peak_rate:.4g}), "
-        f"{sizing.per_replica:.3g} each:",
+        f"each trusted with {sizing.per_replica:.3g}:",
         f"  {sizing.at_mean:>6}  for the mean rate",
         f"  {sizing.at_peak:>6}  for the peak",
-        f"  {sizing.recommended:>6}  for the peak with one replica down: "
-        f"{sizing.use_at_mean:.0%} used on average, {sizing.use_at_peak:.0%} at the peak, "
-        f"{sizing.use_one_down:.0%} with one down",
+        f"  {sizing.recommended:>6}  for the peak with one replica down",
+        f"          {sizing.use_at_mean:.0%} of what these are trusted with is used on average, "
+        f"{sizing.use_at_peak:.0%} at the peak, {sizing.use_one_down:.0%} with one down",
     ]
     if sizing.uncertain:
         worst = "no number" if sizing.pessimistic is None else str(sizing.pessimistic)
         lines += wrap(
-            f"  WARNING: within the intervals of seeds and model it is {sizing.optimistic} to {worst}", "    "
+            f"  WARNING: within the intervals of {sizing.covers} it is {sizing.optimistic} to {worst}", "    "
         )
-    return [*lines, "  a router is assumed that splits the load evenly"]
+    return [
+        *lines,
+        "  trusted: the low end of the capacity's interval over seeds, or the capacity where there is none",
+        "  a router is assumed that splits the load evenly",
+    ]
 
 
 def render_day(day: DayOfReplicas) -> list[str]:
@@ -204,30 +212,39 @@ def render_points(points: Sequence[OperatingPoint], currency: str) -> list[str]:
     """Ways to run, cheapest first: those that no other beats, and the cheapest of every kind of replica."""
     title = f"{currency}/hour"
     lines = [
-        f"{'way to run':<24}{'replicas':>9}{'req/s each':>12}{'margin':>9}{title:>14}"
+        f"{'way to run':<24}{'replicas':>9}{'req/s each':>12}{'margin':>10}{title:>14}"
         f"{f'{currency}/1M output tok':>20}",
         f"{'(peak)':>33}",
     ]
     ordered = sorted(points, key=lambda p: (p.per_hour, p.per_1m_output))
     cheapest = {p.name: p for p in reversed(ordered)}
     shown = [p for p in ordered if p.pareto or p is cheapest[p.name]]
+    several = len(cheapest) > 1  # one kind of replica cannot beat itself
     for p in shown:
         replicas = "" if p.replicas is None else str(p.replicas)
-        mark = "  <- not beaten" if p.pareto else ""
+        mark = "  <- not beaten" if p.pareto and several else ""
+        margin = f"{p.margin:.0%}{' ' if p.sure else '?'}"
         lines.append(
-            f"{p.name:<24}{replicas:>9}{p.load:>12.3g}{p.margin:>9.0%}{p.per_hour:>14,.2f}"
+            f"{p.name:<24}{replicas:>9}{p.load:>12.3g}{margin:>10}{p.per_hour:>14,.2f}"
             f"{p.per_1m_output:>20,.3f}{mark}"
         )
     left = len(points) - len(shown)
-    lines += wrap(
-        "  margin: what is left of the objective nearest to its limit; not beaten: nothing else costs less "
-        f"and leaves as much margin{f'; {left} more, all beaten, are in --json' if left else ''}",
-        "  ",
-    )
+    told = ["margin: what is left of the objective nearest to its limit"]
+    if several:
+        told.append("not beaten: nothing else costs less and leaves as much margin")
+    if left:
+        told.append(f"{left} more, all beaten, are in --json")
+    lines += wrap(f"  {'; '.join(told)}", "  ")
+    if not all(p.sure for p in shown):
+        lines += wrap(
+            "  ?: the load is above the low end of the capacity's intervals (seeds, and the model's error if "
+            "it was asked for): the objectives may be missed",
+            "  ",
+        )
     return lines
 
 
 def render_cost(cost: Cost, what: str) -> list[str]:
     """The labelled bill of one deployment."""
-    head = f"cost of {what}, at {cost.utilisation:.0%} of the load sustained under the objectives:"
+    head = f"cost of {what}, at {cost.utilisation:.0%} of their capacity under the objectives:"
     return [*wrap(head), *cost_lines(cost)]

@@ -83,11 +83,14 @@ def _answer(plan: Plan, best: Capacity | None) -> tuple[str, list[str]]:
         s = plan.sizing
         lines.append(
             f"{s.recommended} replicas hold the peak of {s.peak_rate:.4g} requests/s with one down "
-            f"({s.at_peak} without); {s.use_at_mean:.0%} used on average."
+            f"({s.at_peak} without), each trusted with {s.per_replica:.3g}, of which {s.use_at_mean:.0%} is "
+            "used on average."
         )
         if s.uncertain:
             worst = "no number" if s.pessimistic is None else str(s.pessimistic)
-            lines.append(f"WARNING: within the intervals it is {s.optimistic} to {worst} replicas.")
+            lines.append(
+                f"WARNING: within the intervals of {s.covers} it is {s.optimistic} to {worst} replicas."
+            )
     return headline, lines
 
 
@@ -112,7 +115,7 @@ def _plan_charts(plan: Plan) -> list[Chart]:
 def _load_marks(found: Capacity) -> tuple[Mark, ...]:
     return tuple(
         Mark(load, used, f"{load:.3g}: {used:.0%} of the worst objective used")
-        for load, used in found.readings
+        for load, used, _ in found.readings
         if math.isfinite(used)
     )
 
@@ -178,9 +181,11 @@ def _level_tables(plan: Plan) -> list[Table]:
     tables = []
     for name, found in [("", plan.found), *((c.name, c.found) for c in plan.candidates)]:
         if found is not None and found.readings:
-            readings = tuple((f"{load:.3g}", f"{used:.1%}") for load, used in found.readings)
+            readings = tuple(
+                (f"{load:.3g}", f"{used:.1%}", str(seeds)) for load, used, seeds in found.readings
+            )
             title = f"Simulated levels of load {name}".strip()
-            tables.append(Table(title, ("load", "worst objective used"), readings))
+            tables.append(Table(title, ("load", "worst objective used", "seeds"), readings))
     return tables
 
 
@@ -210,7 +215,7 @@ def _bill_table(bill: Cost) -> Table:
         ("per thousand requests", bill.per_1k_requests),
     )
     rows = tuple((name, "unknown" if v is None else f"{v:,.4g} {bill.currency}") for name, v in named)
-    title = f"Cost at {bill.utilisation:.0%} of the load sustained under the objectives"
+    title = f"Cost at {bill.utilisation:.0%} of the capacity under the objectives"
     return Table(title, ("", "cost"), rows)
 
 
@@ -220,7 +225,7 @@ def _points_table(points: Sequence[OperatingPoint], currency: str) -> Table:
             p.name + (" *" if p.pareto else ""),
             "" if p.replicas is None else str(p.replicas),
             f"{p.load:.3g}",
-            f"{p.margin:.0%}",
+            f"{p.margin:.0%}{'' if p.sure else ' ?'}",
             f"{p.per_hour:,.2f}",
             f"{p.per_1m_output:,.3f}",
         )
@@ -234,7 +239,10 @@ def _points_table(points: Sequence[OperatingPoint], currency: str) -> Table:
         f"{currency}/hour",
         f"{currency}/1M output",
     )
-    return Table("Ways to run; * is not beaten in both cost and margin", head, rows)
+    title = "Ways to run; * is not beaten in both cost and margin"
+    if not all(p.sure for p in points):
+        title += "; ? may miss the objectives within the intervals"
+    return Table(title, head, rows)
 
 
 def _assumed(notes: Sequence[Note], found: Capacity | None) -> tuple[str, ...]:

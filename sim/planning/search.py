@@ -13,7 +13,8 @@ from sim.planning.load_curve import Effort
 from sim.planning.pool import Pool, run_here
 from sim.planning.search_space import Settings, draw_candidates
 from sim.planning.slo import Slos
-from sim.planning.vary import Dimension, build, plain, variant
+from sim.planning.stats import Estimate, jackknife
+from sim.planning.vary import Dimension, build, locked, plain, variant
 from sim.profile import Profile
 from sim.scenario import Scenario
 
@@ -96,6 +97,7 @@ class SearchResult:
         rounds: how many combinations each round looked at.
         ranking: by effect, strongest first, around `centre`.
         centre: the combination around which flags were moved one at a time.
+        held: the flags' values in the scenario as it stands.
         refused: combinations that cannot run, with the reason.
     """
 
@@ -106,12 +108,32 @@ class SearchResult:
     ranking: tuple[Sensitivity, ...]
     refused: tuple[Trial, ...]
     centre: Settings = ()
+    held: Settings = ()
+
+    @property
+    def gain(self) -> Estimate | None:
+        """log(best / as given), load per GPU, seed by seed; None where the seeds do not tell.
+
+        Both were simulated under the same seeds, so that what is luck in both cancels out: the jackknife is
+        that of the ratio.
+        """
+        best, given = self.best.found, self.given.found
+        if best is None or given is None or min(self.best.score, self.given.score) <= 0:
+            return None
+        ours, theirs = best.left_out, given.left_out
+        if len(ours) < 2 or len(ours) != len(theirs) or min(*ours, *theirs) <= 0:
+            return None
+        whole = math.log(self.best.score / self.given.score)
+        return jackknife(whole, [whole + math.log(a / b) for a, b in zip(ours, theirs, strict=True)])
 
     @property
     def clearly_better(self) -> bool | None:
-        """Whether the best beats the scenario as it stands by more than chance: their 95 % intervals over the
-        same seeds do not meet. None where one of them has no interval.
+        """Whether the best beats the scenario as it stands by more than chance.
+
+        By `gain`; without it, if their 95 % intervals do not meet. None where one of them has no interval.
         """
+        if self.gain is not None:
+            return (self.gain.low or 0.0) > 0.0
         best, given = self.best.found, self.given.found
         if best is None or given is None or best.low is None or given.high is None:
             return None
@@ -188,6 +210,7 @@ def search(
         tuple(ranking),
         tuple(refused.values()),
         centre,
+        tuple(locked(source, space).items()),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict
 from typing import Any
 
 from sim.planning.capacity import Capacity
@@ -19,7 +21,7 @@ def render_search(result: SearchResult, objectives: str) -> str:
     lines.append(f"combinations per round: {rounds}; cannot run: {len(result.refused)}")
     lines += _trial("best", result.best)
     if result.best.settings:
-        lines += _trial("as given", result.given)
+        lines += _trial("as given", result.given, words_of(result.held))
         if result.given.score > 0:
             lines += wrap(f"  {_gain_words(result)}", "    ")
     else:
@@ -46,22 +48,26 @@ def render_search(result: SearchResult, objectives: str) -> str:
         lines += wrap(f"refused: {trial.label}: {trial.failure}")
     if result.best.found is not None and result.best.found.level is not None:
         sent = prompts_words(result.best.found)
-        lines += ["", *wrap(f"to start it, and to confirm it at 85 % and 115 % of the load{sent}:")]
+        lines += ["", *wrap(f"to start the best, and to confirm it at 85 % and 115 % of the load{sent}:")]
         lines += [f"  {command}" for command in confirming_commands(result.best.found)]
     return "\n".join(lines)
 
 
 def _gain_words(result: SearchResult) -> str:
     gain = f"the best carries {result.best.score / result.given.score - 1:+.1%} per GPU"
+    paired = result.gain
+    if paired is not None and paired.low is not None and paired.high is not None:
+        ends = f"{math.expm1(paired.low):+.1%} to {math.expm1(paired.high):+.1%}"
+        gain += f" (95 %: {ends}, seed by seed)"
     if result.clearly_better:
-        return f"{gain}; clear of chance: the intervals do not meet"
+        return f"{gain}: clear of chance"
     if result.clearly_better is None or result.best.found is None or result.best.found.replications < 2:
         return f"{gain}; one seed cannot tell whether that is chance"
-    return f"{gain}: within noise, for the intervals overlap; --seeds makes them narrower"
+    return f"{gain}: within noise, so nothing speaks for a change yet; more --seeds tell more"
 
 
-def _trial(name: str, trial: Trial) -> list[str]:
-    head = wrap(f"{name}: {trial.label}" if trial.settings or name != "as given" else f"{name}:", "    ")
+def _trial(name: str, trial: Trial, settings: str = "") -> list[str]:
+    head = wrap(f"{name}: {settings or trial.label}", "    ")
     if trial.failure is not None:
         return [*head, *wrap(f"  cannot run: {trial.failure}", "    ")]
     if trial.found is None or trial.found.level is None:
@@ -114,7 +120,9 @@ def search_to_dict(result: SearchResult) -> dict[str, Any]:
             for r in result.ranking
         ],
         "ranking_around": dict(result.centre),
+        "given_settings": dict(result.held),
         "clearly_better": result.clearly_better,
+        "gain": None if result.gain is None else asdict(result.gain),
         "refused": [_as_dict(t) for t in result.refused],
     }
 

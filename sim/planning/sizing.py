@@ -20,8 +20,8 @@ class Sizing:
         per_replica: what one replica is trusted with: the lower end of its capacity's interval over seeds.
         at_mean, at_peak: replicas that hold the mean and the peak.
         recommended: replicas that hold the peak with one of them down.
-        use_at_mean, use_at_peak, use_one_down: shares of the capacity in use with the recommended number.
-        optimistic, pessimistic: recommended number at the ends of seeds' and model's intervals.
+        use_at_mean, use_at_peak, use_one_down: shares of `per_replica` in use with the recommended number.
+        optimistic, pessimistic: recommended number at the ends of the intervals of what `covers` says.
     """
 
     rate: float
@@ -35,6 +35,7 @@ class Sizing:
     use_one_down: float
     optimistic: int
     pessimistic: int | None
+    covers: str = "seeds and model"
 
     @property
     def uncertain(self) -> bool:
@@ -70,6 +71,7 @@ def size(found: Capacity, rate: float, peak_factor: float = 1.0) -> Sizing | Non
         peak / ((recommended - 1) * each),
         _with_one_down(peak, best),
         _with_one_down(peak, worst) if worst > 0 else None,
+        found.covers,
     )
 
 

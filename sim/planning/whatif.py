@@ -68,7 +68,7 @@ class Change:
     """What a figure does from one point to the next, request by request the same load.
 
     Attributes:
-        clear: the difference is larger than its interval.
+        clear: the difference leaves its interval, and the ratio, which people are told, leaves 1.
         small: it is below what the step-time model itself may be wrong by.
     """
 
@@ -226,9 +226,14 @@ def changes(before: Point, after: Point) -> list[Change]:
         difference = paired_difference(ours, theirs)
         ratio = paired_ratio(ours, theirs)
         moved = None if ratio is None else abs(ratio.mean - 1.0)
-        clear = difference.clear_of_zero or (difference.half is None and difference.mean != 0.0)
+        clear = _clear(difference, 0.0) and (ratio is None or _clear(ratio, 1.0))
         found.append(Change(key, difference, ratio, clear, moved is not None and moved < MODEL_ERROR))
     return found
+
+
+def _clear(value: Estimate, of: float) -> bool:
+    """Whether the interval leaves `of` out; a single run without one is taken at its word."""
+    return value.mean != of and (value.half is None or abs(value.mean - of) > value.half)
 
 
 def steps_of(row: Row) -> list[tuple[Point, Point]]:
