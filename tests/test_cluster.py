@@ -299,6 +299,28 @@ def test_the_offered_rate_counts_every_turn_while_arrivals_last():
     assert "2 requests each" in words
 
 
+def test_the_drain_of_a_traffic_file_is_told_apart_from_its_time(tmp_path):
+    """Sessions end long after the last one came: what is answered then dilutes the rates."""
+    mix = tmp_path / "mix.yaml"
+    mix.write_text(
+        "rate: 4\nduration: 20\ntenants:\n  - name: chat\n    share: 1\n"
+        "    sessions: {turns: 4, think_time: 20, first_prompt: 20, follow_up: 5, output: 5}\n",
+        encoding="utf-8",
+    )
+    args = ["cluster", "--serve", SERVE["vllm"], "--bench", BENCH, "--gpu", "L4"]
+    args += ["--no-model-error", "--traffic", str(mix)]
+    done = CliRunner().invoke(cli.servecast, args)
+    assert done.exit_code == 0, done.output
+    rows = {line[:22].strip(): line[22:].split() for line in done.output.splitlines() if line[22:].strip()}
+    whole, within = float(rows["least-requests"][0]), float(rows["within 20 s"][0])
+    assert within > 2 * whole
+    assert "still rising" in done.output
+    told = json.loads(CliRunner().invoke(cli.servecast, [*args, "--json", "-"]).output)["least-requests"]
+    assert told["while_arriving"]["request_throughput"] == pytest.approx(within, abs=0.01)
+    assert told["while_arriving"]["completed"] == pytest.approx(20 * within, abs=0.2)
+    assert told["while_arriving"]["completed"] < told["completed"]
+
+
 def test_requests_sent_at_once_have_no_rate():
     spec = scenario(bench=BENCH.replace("--request-rate 60", "--max-concurrency 4")).workload
     offered, words = about_client(spec, generate(spec))

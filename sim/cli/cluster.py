@@ -83,6 +83,7 @@ def cluster(
         error_words,
         figures_of,
         render_clusters,
+        until,
         verdict_of,
     )
     from sim.planning.hardware import parse_names
@@ -105,6 +106,7 @@ def cluster(
     cap = scenarios[0].workload.max_concurrency
     told: tuple[Note, ...] = ()
     offered: float | None
+    arriving: float | None = None
     if traffic is not None:
         rate = (
             None
@@ -114,6 +116,7 @@ def cluster(
         mix = read_traffic(traffic)
         sessions, cap, spec, told = mix.generate(scenarios[0].seed, rate), None, None, mix.notes
         offered, load = about_traffic(mix, sessions)
+        arriving = mix.duration
     elif traffic_rate is not None:
         raise BadInput("--traffic-rate", traffic_rate, "goes with --traffic; else use --set request-rate=…")
     else:
@@ -152,6 +155,7 @@ def cluster(
         found,
         error_words(largest_error(members, known), len(others)),
         (*told, *notes_of(members, outcomes[0][1], known)),
+        arriving,
     )
     if json_to != "-":
         click.echo(render_clusters(outcomes, spec, about))
@@ -161,6 +165,7 @@ def cluster(
                 **figures_of(o.records, o.duration),
                 "regime": asdict(verdict_of(o, spec)),
                 "offered_request_rate": offered,
+                "while_arriving": None if arriving is None else figures_of(*until(o, arriving)),
                 "gpus": gpus(members),
                 "ranges": {key: list(ends) for key, ends in found.get(name, {}).items()},
                 "notes": [asdict(note) for note in about.notes],

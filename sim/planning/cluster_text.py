@@ -18,7 +18,7 @@ from sim.planning.sessions import Session
 from sim.planning.text import units_line, wrap
 from sim.provenance import Note
 from sim.request import Request
-from sim.results import RequestRecords
+from sim.results import RequestRecords, ServerSeries
 from sim.workload.spec import WorkloadSpec
 
 COLUMNS = (
@@ -31,6 +31,7 @@ COLUMNS = (
     ("p99_e2el_ms", "E2E P99", 11, 0),
 )
 NAME = 22
+RISING = 0.8  # of all requests; fewer sent within the time of arrivals, and no steady state was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class About:
         load: that load in words.
         ranges: by router, the range of each figure over the step times that are possible.
         error: where that range comes from.
+        arriving: for how long sessions arrive [s], where the load has such a time.
     """
 
     hardware: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class About:
     ranges: Mapping[str, Mapping[str, Range]] = field(default_factory=dict)
     error: str = ""
     notes: tuple[Note, ...] = ()
+    arriving: float | None = None
 
 
 def about_traffic(traffic: Traffic, sessions: Sequence[Session]) -> tuple[float, str]:
@@ -88,19 +91,28 @@ def render_clusters(
     about = about or About()
     lines = list(about.hardware)
     if about.load:
+        end = f"; within {about.arriving:g} s, only what was answered by then" if about.arriving else ""
         lines += wrap(
             f"load: {about.load}. req/s is what was answered from the first request to the last answer, the "
-            "end in which nobody new comes included"
+            f"end in which nobody new comes included{end}"
         )
     lines += ["", *_head("router")] if lines else _head("router")
     for name, outcome in outcomes:
         lines.append(_line(name, outcome.records, outcome.duration))
+        if about.arriving is not None:
+            lines.append(_line(f"  within {about.arriving:g} s", *until(outcome, about.arriving)))
         if found := about.ranges.get(name):
             lines += [_range_line("  from", found, 0), _range_line("  to", found, 1)]
         for note in verdict_of(outcome, spec).notes:
             lines += wrap(f"  {note.kind}: {note.subject}: {note.text}", "    ")
+    if any(_still_rising(outcome, about) for _, outcome in outcomes):
+        lines += wrap(
+            "warning: duration: many follow-ups come after it, so the load was still rising when it ended; a "
+            "duration of many times a session's length shows the steady state"
+        )
     for name, outcome in outcomes:
-        lines += ["", f"{name}: replicas", *_nodes(outcome)]
+        until_then = "" if about.arriving is None else f" within {about.arriving:g} s, counters of all"
+        lines += ["", f"{name}: replicas{until_then}", *_nodes(outcome, about.arriving)]
         tenants = list(dict.fromkeys(map(tenant_of, outcome.records.request_id)))
         if len(tenants) > 1 and all(":" in rid for rid in outcome.records.request_id):
             lines += [f"{name}: tenants", *_head("tenant")]
@@ -164,15 +176,28 @@ def _line(name: str, records: RequestRecords, duration: float) -> str:
     return f"{name:<{NAME}}{cells}"
 
 
-def _nodes(outcome: ClusterOutcome) -> list[str]:
+def _still_rising(outcome: ClusterOutcome, about: About) -> bool:
+    """Whether much of what was offered while sessions arrived was asked only after that."""
+    if about.arriving is None or not about.offered:
+        return False
+    return float((outcome.records.sent <= about.arriving).mean()) < RISING
+
+
+def until(outcome: ClusterOutcome, end: float) -> tuple[RequestRecords, float]:
+    """What was answered by then, and over how long: without the drain in which nobody new comes."""
+    return select(outcome.records, outcome.records.last_token <= end), min(end, outcome.duration)
+
+
+def _nodes(outcome: ClusterOutcome, arriving: float | None) -> list[str]:
     titles = ("requests", "KV mean", "KV max", "running", "waiting", "preempted", "prefix hits")
     head = f"{'':<{NAME}}" + "".join(f"{title:>12}" for title in titles)
-    return [head, *(_node(node, outcome.duration) for node in outcome.nodes)]
+    end = outcome.duration if arriving is None else min(arriving, outcome.duration)
+    return [head, *(_node(node, end) for node in outcome.nodes)]
 
 
 def _node(node: NodeOutcome, duration: float) -> str:
     use = node.usage
-    seen = queues(node.series, duration)
+    seen = queues(_before(node.series, duration), duration)
     cells = (
         str(node.requests),
         f"{seen.get('mean_kv_usage') or 0.0:.0%}",
@@ -183,3 +208,8 @@ def _node(node: NodeOutcome, duration: float) -> str:
         f"{use.prefix_hits / use.prefix_queries:.0%}" if use.prefix_queries else "none",
     )
     return f"{'  ' + node.name:<{NAME}}" + "".join(f"{cell:>12}" for cell in cells)
+
+
+def _before(series: ServerSeries, end: float) -> ServerSeries:
+    kept = series.time <= end
+    return ServerSeries(series.time[kept], series.running[kept], series.waiting[kept], series.kv_usage[kept])
