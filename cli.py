@@ -105,6 +105,11 @@ def _one_line(error: click.ClickException) -> str:
     """What is wrong with the options, and whose `--help` tells the right ones."""
     text = " ".join(error.format_message().split())
     context = error.ctx if isinstance(error, click.UsageError) else None
+    if isinstance(error, click.NoSuchOption) and context is not None:
+        from sim.cli.options import place_of_flag
+
+        place = place_of_flag(error.option_name, context.command)
+        text = f"no such option '{error.option_name}': {place}" if place else text
     return text if context is None else f"{text} (see {context.command_path} --help)"
 
 

@@ -10,11 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sim.commands import bench as bench_commands
 from sim.commands import serve as serve_commands
 from sim.commands.bench import BenchCommand, ClientName, bench_from_flags, parse_bench_command
-from sim.commands.flags import FlagTable, GivenFlag, normalise, read_flags
 from sim.commands.serve import ServeCommand, mapping_words, parse_serve_command, serve_from_words
+from sim.commands.settings import with_setting
 from sim.errors import BadInput
 from sim.hardware.gpus import find_gpu
 from sim.hardware.visible import visible_notes
@@ -61,6 +60,7 @@ class ScenarioSource:
     observed: Observed = field(default_factory=Observed)
     seed: int | None = None
     name: str = ""
+    replaced: tuple[Note, ...] = ()
 
     def build(self) -> Scenario:
         """Resolve against model, GPU and the engine's rules.
@@ -84,7 +84,7 @@ class ScenarioSource:
             workload=spec if self.seed is None else replace(spec, seed=self.seed),
             seed=spec.seed if self.seed is None else self.seed,
             observed=self.observed,
-            notes=(*gpu_notes, *notes, *self.bench.notes, *own_notes),
+            notes=(*self.replaced, *gpu_notes, *notes, *self.bench.notes, *own_notes),
             name=self.name,
         )
 
@@ -101,7 +101,8 @@ class ScenarioSource:
             key, equals, value = setting.partition("=")
             if not equals or not key:
                 raise BadInput("--set", setting, "must be KEY=VALUE, e.g. max-num-seqs=64")
-            source = _apply_setting(source, key.strip(), value.strip())
+            serve, bench = with_setting(source.serve, source.bench, key.strip(), value.strip())
+            source = replace(source, serve=serve, bench=bench)
         return source
 
     def _model_notes(self) -> list[Note]:
@@ -197,6 +198,7 @@ def read_source(
             num_gpu_blocks or content.observed.num_gpu_blocks,
         ),
         seed=content.seed if seed is None else seed,
+        replaced=_replaced(content, serve, bench),
         name=content.name or (Path(file).stem if isinstance(file, str | Path) else ""),
     )
     return source.with_settings(sets)
@@ -343,52 +345,14 @@ def _bench_command(bench: str | None, content: ScenarioInput | NoFile) -> BenchC
     return command
 
 
-def _apply_setting(source: ScenarioSource, key: str, value: str) -> ScenarioSource:
-    side, dot, rest = key.partition(".")
-    prefixed = bool(dot) and side in {"serve", "engine", "bench"}
-    name = rest if prefixed else key
-    spelling = normalise("--" + name.lstrip("-"))
-    base = spelling.partition(".")[0]
-    engine_table = serve_commands.table(source.serve.engine)
-    client_table = bench_commands.table(source.bench.client)
-    in_engine = engine_table.find(base) if side != "bench" or not prefixed else None
-    in_client = client_table.find(base) if not prefixed or side == "bench" else None
-    if in_engine is not None and in_client is not None:
-        raise BadInput(
-            "--set",
-            key,
-            f"the engine and {client_table.program} both have it: write serve.{name} or bench.{name}",
-        )
-    if in_engine is not None:
-        return replace(source, serve=source.serve.with_flags(_setting(spelling, value, engine_table)))
-    if in_client is not None:
-        extra = _setting(spelling, value, client_table)
-        bench = source.bench
-        spec = bench_from_flags(bench.client, extra, base=bench.spec)
-        names = {g.flag.name for g in extra}
-        given = (*(g for g in bench.given if g.flag.name not in names), *spec.given)
-        return replace(source, bench=replace(bench, spec=spec.spec, given=given))
-    raise _unknown_setting(key, spelling, engine_table, client_table)
-
-
-def _setting(spelling: str, value: str, flags: FlagTable) -> list[GivenFlag]:
-    """One setting as flags; truth values and lists are read as in a scenario file."""
-    flag = flags.find(spelling.partition(".")[0])
-    if flag is not None and flag.kind in {"bool", "switch"}:
-        words = [f"{spelling}={value}"]
-    elif flag is not None and flag.kind == "list":
-        words = [spelling, *value.replace(",", " ").split()]
-    else:
-        words = [f"{spelling}={value}"]
-    return read_flags(words, flags)[0]
-
-
-def _unknown_setting(key: str, spelling: str, engine: FlagTable, client: FlagTable) -> BadInput:
-    near = engine.nearest(spelling) + client.nearest(spelling)
-    hint = f"neither {engine.program} nor {client.program} has such a flag"
-    if near:
-        hint += f"; the nearest is {' or '.join(n.removeprefix('--') for n in near)}"
-    return BadInput("--set", key, hint)
+def _replaced(content: ScenarioInput | NoFile, serve: str | None, bench: str | None) -> tuple[Note, ...]:
+    """What of a scenario file gave way to an option."""
+    found = []
+    if serve is not None and (content.serve is not None or content.engine is not None):
+        found.append(Note("info", "--serve", "replaces the launch command of the scenario file"))
+    if bench is not None and (content.bench is not None or content.workload is not None):
+        found.append(Note("info", "--bench", "replaces the load of the scenario file"))
+    return tuple(found)
 
 
 def _positive(flag: str, value: int | None) -> None:

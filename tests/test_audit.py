@@ -210,6 +210,13 @@ def test_preemptions_are_told_with_their_price():
     assert "about 24 s of prefill or 5% of the run" in text
 
 
+def test_an_effect_is_told_of_tails_as_well(pair):
+    one = read(pair[:1])[0]
+    two = replace(one, name="other", figures={**one.figures, "p99_ttft_ms": 4 * one.figures["p99_ttft_ms"]})
+    (found,) = [f for f in audit((one, two)) if f.question == "dimensions"]
+    assert "mean TTFT x 1, P99 TTFT x 4," in found.effect
+
+
 def test_a_verdict_is_the_worst_of_its_findings():
     def one(level):
         return Finding("input", level, "", "")
@@ -341,6 +348,14 @@ def test_other_files_are_refused_in_one_line(tmp_path, text, words):
     (path,) = files(tmp_path, x=text)
     with pytest.raises(BadInput, match=words):
         read_material(path)
+
+
+def test_a_report_is_given_once(tmp_path):
+    path = tmp_path / "r.txt"
+    path.write_text("Mean TTFT (ms): 5\n", encoding="utf-8")
+    done = CliRunner().invoke(audit_command, [str(path), str(path)])
+    assert isinstance(done.exception, BadInput)
+    assert "given twice" in str(done.exception)
 
 
 def test_bad_options_end_with_status_2(pair, capsys):

@@ -18,6 +18,10 @@ from cli import COMMANDS, main
         (["predict", "--no-such-flag"], "--no-such-flag"),
         (["predict", "--draws", "many"], "many"),
         (["nosuch"], "nosuch"),
+        (["predict", "--max-num-seq", "64"], "--max-num-seqs belongs inside --serve '…'"),
+        (["plan", "--mem-fraction-static", "0.8"], "belongs inside --serve '…', or on top as --set mem-"),
+        (["predict", "--num-prompts", "64"], "--num-prompts belongs inside --bench '…'"),
+        (["models", "--max-num-seqs", "64"], "No such option"),
         (["predict", "--model", "a\x1b[31mb", "--serve", "vllm serve", "--gpu", "L4"], r"\x1b"),
     ],
 )

@@ -300,8 +300,40 @@ def test_a_run_is_no_repeat_of_itself() -> None:
 def test_flags_of_two_predictions_are_held_against_each_other() -> None:
     sides = [{"engine_args": {"max_num_seqs": n, "block_size": 16, "seed": None}} for n in (256, 2)]
     (found,) = differences(*sides)
-    assert str(found) == "max_num_seqs is 256 predicted but 2 measured"
+    assert found.told() == "max_num_seqs is 256 predicted but 2 measured"
     assert not found.fatal
+
+
+def test_a_long_list_that_differs_is_told_by_its_ends() -> None:
+    sides = [{"engine_args": {"cudagraph_capture_sizes": [1, 2, *range(8, n, 8)]}} for n in (513, 129)]
+    (found,) = differences(*sides)
+    assert found.told("in a", "in b") == (
+        "cudagraph_capture_sizes is [1, 2, 8, … 512] (66 values) in a but [1, 2, 8, … 128] (18 values) in b"
+    )
+
+
+def test_of_two_predictions_none_is_called_measured() -> None:
+    first, second = pair(rate=5.0)[0], replace(pair(rate=5.0)[1], origin="predicted")
+    one, two = ({"engine_args": {"max_num_seqs": n}} for n in (256, 2))
+    first = replace(first, identity={**first.identity, **one})
+    second = replace(second, identity={**second.identity, **two})
+    found = compare(first, second)
+    text = format_comparison(found)
+    assert "measured" not in text
+    assert "max_num_seqs is 256 in the first but 2 in the second" in text
+    assert "whatif" in text
+    # One step-time model is behind both: its error is no interval of their difference.
+    assert all(row.interval is None and row.noise is None for row in found.rows)
+    assert all(test.equivalence is None for test in found.tests)
+
+
+def test_a_prediction_is_not_compared_with_itself(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    write_result(pair()[0], path)
+    for other in (path, tmp_path / "." / "p.json"):
+        done = CliRunner().invoke(compare_command, [str(path), str(other)])
+        assert isinstance(done.exception, BadInput)
+        assert "is PREDICTION itself" in str(done.exception)
 
 
 def test_the_prediction_of_the_same_load_is_taken() -> None:

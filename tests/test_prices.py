@@ -80,6 +80,11 @@ def test_missing_price_file(tmp_path):
         read_prices(tmp_path / "none.yaml")
 
 
+def test_a_decimal_comma_is_no_file():
+    with pytest.raises(BadInput, match=r"with a point: 2\.5"):
+        read_prices("2,5")
+
+
 def test_a_plain_number_is_the_price_of_any_gpu():
     prices = read_prices("2.5")
     assert prices.of("H100-SXM-80GB") == prices.of("L4") == 2.5

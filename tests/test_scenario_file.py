@@ -117,6 +117,24 @@ def test_options_win_over_the_file() -> None:
     assert scenario.engine["max_num_seqs"] == 7
 
 
+def test_what_gives_way_to_an_option_is_told() -> None:
+    file = {"serve": SERVE, "bench": BENCH, "gpu": "H100"}
+    told = [n.subject for n in build_scenario(file=file, serve=SERVE).notes if "scenario file" in n.text]
+    assert told == ["--serve"]
+    assert not [n for n in build_scenario(file=file).notes if "scenario file" in n.text]
+
+
+def test_the_beginning_of_a_flag_is_read_as_the_programs_do_and_told() -> None:
+    scenario = build_scenario(serve=SERVE, bench=BENCH, gpu="H100", sets=["max-num-seq=7", "num-prompt=9"])
+    assert scenario.engine["max_num_seqs"] == 7
+    assert scenario.workload.num_prompts == 9
+    read = [n.text for n in scenario.notes if "is read as" in n.text]
+    assert [text.split(",")[0] for text in read] == [
+        "is read as --max-num-seqs",
+        "is read as --num-prompts",
+    ]
+
+
 def test_another_engine_leaves_the_files_version_and_observations_behind() -> None:
     file = {"serve": SERVE, "bench": BENCH, "gpu": "H100", "engine_version": "0.33.0", "name": "a"}
     file["observed"] = {"kv_cache_tokens": 5000}

@@ -46,6 +46,9 @@ def audit(
     pool = _whole("--kv-cache-tokens", kv_cache_tokens)
     if serve is not None and gpu is None:
         raise BadInput("--gpu", None, "name the GPU, so that the runs can be simulated")
+    for path in files:
+        if files.count(path) > 1:
+            raise BadInput("FILE", path, "is given twice; give each report once")
     runs = combine([read_material(path) for path in files])
     if pool is not None:
         runs = tuple(run.with_(kv_given=pool) for run in runs)

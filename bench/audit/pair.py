@@ -259,7 +259,9 @@ def _effects(runs: Sequence[Run]) -> str:
     for key, name in (
         ("output_throughput", "output throughput"),
         ("mean_ttft_ms", "mean TTFT"),
+        ("p99_ttft_ms", "P99 TTFT"),
         ("mean_tpot_ms", "mean TPOT"),
+        ("p99_tpot_ms", "P99 TPOT"),
         ("p99_itl_ms", "P99 ITL"),
     ):
         a, b = first.get(key), last.get(key)

@@ -21,13 +21,17 @@ def render(runs: Sequence[Run], findings: Sequence[Finding], name: VerdictName) 
     """
     lines = [f"{name.upper()}", *(f"  {run.name}: {_about(run)}" for run in runs)]
     labels = {run.name: run.label for run in runs}
+    open_ = []
     for number, (key, question) in enumerate(QUESTIONS.items(), 1):
         own = [finding for finding in findings if finding.question == key]
         if not own:
+            open_.append(f"{number} ({question.rstrip('?')})")
             continue
         lines += ["", f"{number}. {question}"]
         for finding in said_once(own, labels):
             lines += _block(finding)
+    if open_:
+        lines += ["", *_wrap(f"nothing in these files answers {', '.join(open_)}", 2)]
     return "\n".join(lines)
 
 

@@ -78,6 +78,8 @@ def compare(
     check_outputs(places, [prediction, *measured, profile])
     predictions = _Predictions(prediction, profile, replay)
     check_outputs(places, [predictions.dataset])
+    if any(path.samefile(prediction) for path in measured):
+        raise BadInput("MEASURED", str(prediction), "is PREDICTION itself; give a measured run of that load")
     runs = [(str(path), result) for path in measured for result in read_results(path)]
     groups = grouped(runs)
     comparisons: list[Comparison] = []
@@ -96,7 +98,8 @@ def compare(
         comparisons.append(comparison)
         if json_to != "-":
             files = Path(name).name + repeats_text(len(group) - 1)
-            click.echo(f"{files} ({load_name(first)}): predicted beside {first.tool}")
+            beside = "another prediction" if first.origin == "predicted" else first.tool
+            click.echo(f"{files} ({load_name(first)}): predicted beside {beside}")
             click.echo(format_comparison(comparison, threshold))
     if json_to is not None:
         _write_json(comparisons, threshold, json_to)

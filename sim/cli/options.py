@@ -169,3 +169,21 @@ def _whole(flag: str, text: str | None) -> int | None:
         return int(text.replace(",", "").replace("_", ""))
     except ValueError:
         raise BadInput(flag, text, "must be a whole number") from None
+
+
+def place_of_flag(option: str, command: click.Command) -> str:
+    """Which command a flag belongs into that is no option of ours; "" if none has it."""
+    if "serve" not in {parameter.name for parameter in command.params}:
+        return ""
+    from sim.commands import bench, serve
+
+    tables = [("--serve", serve.table("vllm")), ("--serve", serve.table("sglang"))]
+    tables += [("--bench", bench.table("vllm")), ("--bench", bench.table("sglang"))]
+    near = [(place, name) for place, table in tables for name in table.nearest(option)[:1]]
+    found = next(((p, n) for p, n in near if n == option), None) or next(
+        ((p, n) for p, n in near if n.startswith(option) or option.startswith(n)), None
+    )
+    if found is None:
+        return ""
+    place, name = found
+    return f"{name} belongs inside {place} '…', or on top as --set {name[2:]}=VALUE"

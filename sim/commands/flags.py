@@ -238,6 +238,8 @@ def _read_one(
         flag, inline, equals = table.find(attached.group(1)), attached.group(2), "="
     if flag is None:
         raise table.unknown(name, load_other)
+    if normalise(head) not in table.spellings and not attached:
+        notes.append(Note("info", head, f"is read as {flag.name}, as {table.program} reads it"))
     if dot:
         if flag.kind != "json":
             raise BadInput(name, None, f"{flag.name} takes no dotted keys")

@@ -46,6 +46,10 @@ __all__ = [
 MARGIN = 0.10
 # Amounts of work that must agree before any timing may be compared, with the relative slack allowed.
 WORK = {"completed": 0.0, "total_input_tokens": 0.01, "total_output_tokens": 0.01}
+BOTH_PREDICTED = (
+    "both are predictions: a wrong step time is wrong in both, so no interval is told; `whatif` gives those "
+    "of differences, over paired seeds"
+)
 _SERVER_KEYS = ("num_preemptions", "kv_cache_tokens", "max_kv_usage")
 
 
@@ -116,6 +120,11 @@ class Comparison:
     differs: tuple[Difference, ...] = ()
 
     @property
+    def sides(self) -> tuple[str, str]:
+        """What to call the two: two predictions are compared as well."""
+        return sides_of(self.measured)
+
+    @property
     def worst(self) -> MetricRow | None:
         """The deciding row with the largest absolute error: errors that cancel elsewhere do not hide."""
         scored = [row for row in self.rows if row.scored and row.error is not None]
@@ -129,15 +138,23 @@ class Comparison:
         return "PASS" if abs(worst.error) <= threshold else "FAIL"
 
 
+def sides_of(measured: BenchResult) -> tuple[str, str]:
+    """(first, second) in a few words."""
+    if measured.origin == "predicted":
+        return "in the first", "in the second"
+    return "predicted", "measured"
+
+
 def work_differences(predicted: BenchResult, measured: BenchResult) -> list[str]:
     """Say where two results did not do the same work (requests, tokens); empty if they did."""
     out = []
+    first, second = sides_of(measured)
     for key, slack in WORK.items():
         ours, theirs = predicted.aggregates.get(key), measured.aggregates.get(key)
         if ours is None or theirs is None:
             continue
         if abs(ours - theirs) > slack * abs(theirs):
-            out.append(f"{key} is {ours:,} predicted but {theirs:,} measured")
+            out.append(f"{key} is {ours:,} {first} but {theirs:,} {second}")
     return out
 
 
@@ -170,12 +187,15 @@ def compare(
     repeats = [measured] if isinstance(measured, BenchResult) else list(measured)
     first = repeats[0]
     differs = differences(predicted.identity, first.identity)
-    problems = [str(difference) for difference in differs if difference.fatal]
+    sides = sides_of(first)
+    problems = [difference.told(*sides) for difference in differs if difference.fatal]
     problems += _problems(predicted, repeats)
     if problems and not force:
         raise NotComparable(f"{name or first.tool}: not comparable: " + "; ".join(problems))
     notes = [Note("warning", "comparable", text) for text in problems]
-    notes += [Note("warning", d.key, str(d)) for d in differs if not d.fatal]
+    notes += [Note("warning", d.key, d.told(*sides)) for d in differs if not d.fatal]
+    if first.origin == "predicted":
+        notes.append(Note("info", "intervals", BOTH_PREDICTED))
     regimes = judge(predicted, first, *capacities)
     if window == "steady":
         predicted, repeats, note = _steady(predicted, repeats)
@@ -234,6 +254,7 @@ def _steady(
 
 def _rows(predicted: BenchResult, repeats: list[BenchResult], regimes: Regimes) -> list[MetricRow]:
     first = repeats[0]
+    alike = first.origin == "predicted"
     spreads: dict[str, float] = {}
     if predicted.records is not None and first.records is not None:
         spreads = log_ratio_spread(predicted.records, first.records, LATENCY_KEYS)
@@ -246,7 +267,7 @@ def _rows(predicted: BenchResult, repeats: list[BenchResult], regimes: Regimes) 
         ours = pairs[0][0]
         if ours is None or not known:
             continue
-        noise = repeat_noise(key, repeats)
+        noise = None if alike else repeat_noise(key, repeats)
         reason = "" if regimes.scores(key) else str(regimes.verdict)
         n = _samples_of(first, key)
         if not reason and beyond_sample(key, n):
@@ -255,7 +276,7 @@ def _rows(predicted: BenchResult, repeats: list[BenchResult], regimes: Regimes) 
             key, ours, sum(known) / len(known), n, noise=noise, scored=not reason, unscored=reason
         )
         interval = None
-        if not is_silent(predicted, key):
+        if not alike and not is_silent(predicted, key):
             interval = error_interval(
                 key, row.error, prediction_interval(predicted, key), spreads.get(key), noise, len(known)
             )

@@ -11,6 +11,7 @@ from typing import Any
 # Facts that must agree; a side that does not tell one is not held to it.
 SUBJECT = ("engine", "engine_version", "model_sha", "model", "gpu", "gpu_sha", "gpu_count", "image_digest")
 LOAD = ("request_rate", "max_concurrency", "burstiness")
+MANY = 8  # values of a list that is told in full
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -23,8 +24,17 @@ class Difference:
     measured: str
     fatal: bool
 
-    def __str__(self) -> str:
-        return f"{self.key} is {self.predicted} predicted but {self.measured} measured"
+    def told(self, ours: str = "predicted", theirs: str = "measured") -> str:
+        """The difference in words, the sides called as given."""
+        return f"{self.key} is {_short(self.predicted)} {ours} but {_short(self.measured)} {theirs}"
+
+
+def _short(value: str) -> str:
+    """A list of many values by its ends and their number."""
+    parts = value.strip("[]()").split(", ")
+    if value[:1] not in "[(" or len(parts) <= MANY:
+        return value
+    return f"{value[0]}{', '.join(parts[:3])}, … {parts[-1]}{value[-1]} ({len(parts)} values)"
 
 
 def differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[Difference, ...]:

@@ -8,7 +8,6 @@ from typing import Any
 from sim.comparison.compare import MARGIN, Comparison, MetricRow
 from sim.comparison.loads import load_name
 
-_HEAD = f"  {'figure':<24}{'predicted':>14}{'measured':>14}{'error':>10}{'90 % interval':>20}{'repeats':>10}"
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 
 
@@ -36,6 +35,13 @@ def format_row(row: MetricRow, bound: bool = False) -> str:
     )
 
 
+def _head(comparison: Comparison) -> str:
+    if comparison.measured.origin == "predicted":
+        return f"  {'figure':<24}{'first':>14}{'second':>14}{'to second':>10}"
+    titles = f"{'predicted':>14}{'measured':>14}{'error':>10}{'90 % interval':>20}{'repeats':>10}"
+    return f"  {'figure':<24}{titles}"
+
+
 def format_comparison(comparison: Comparison, threshold: float | None = None) -> str:
     """A comparison as a table with what it means below.
 
@@ -43,7 +49,7 @@ def format_comparison(comparison: Comparison, threshold: float | None = None) ->
     calls that no gate.
     """
     regimes = comparison.regimes
-    lines = [_HEAD]
+    lines = [_head(comparison)]
     lines += [format_row(row, bound=regimes.bound and row.key == "capacity") for row in comparison.rows]
     if any(row.noise is not None and not row.noise.repeats for row in comparison.rows):
         lines.append("  * assumed from an H100's repeats; give several runs of this load to measure it")
@@ -82,7 +88,8 @@ def _sources(comparison: Comparison) -> list[str]:
     if sources is None or not sources.parts:
         return []
     parts = ", ".join(f"{part.name} {part.share:+.1%}" for part in sources.parts)
-    return [f"  error of the mean latency by part: {parts} (by {sources.how})"]
+    what = "difference" if comparison.measured.origin == "predicted" else "error"
+    return [f"  {what} of the mean latency by part: {parts} (by {sources.how})"]
 
 
 def comparison_json(comparison: Comparison, threshold: float | None = None) -> dict[str, Any]:

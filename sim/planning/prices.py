@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,8 @@ def read_prices(path: str | Path) -> Prices:
     """
     if _is_number(str(path)):
         return Prices({}, source=str(path), any_gpu=_price(str(path), FIELD))
+    if re.fullmatch(r"\d+,\d+", str(path)):
+        raise BadInput(FIELD, str(path), f"write a price with a point: {str(path).replace(',', '.')}")
     text = read_text(path, FIELD)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
