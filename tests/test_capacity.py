@@ -296,7 +296,7 @@ def test_a_number_of_replicas_that_the_model_cannot_bound_is_marked():
     for sizing, cell in ((known, f" {known.recommended}  "), (replace(known, pessimistic=None), "?  ")):
         lines = render_candidates([Candidate("L4", "L4", 1, found, sizing=sizing)])
         assert lines[0].index("replicas  ") + len("replicas") == len(lines[1])
-        assert lines[1].strip() == "(one down)"
+        assert lines[1].strip() == "(peak, one down)"
         assert cell in lines[2]
         assert ("at most unknown" in "\n".join(lines)) == (cell == "?  ")
 

@@ -109,8 +109,8 @@ def test_whatif_confirms_the_point_that_its_headline_names():
 
 def test_units_stand_in_the_heads(page, whatif):
     assert "TTFT mean (ms)" in whatif
-    assert "replicas (one down)" in page
-    assert "replicas (peak)" in page
+    assert "replicas (peak, one down)" in page
+    assert "replicas (peak, none down)" in page
 
 
 def test_no_point_wins_by_less_than_its_interval(whatif):

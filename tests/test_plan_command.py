@@ -154,6 +154,19 @@ def test_a_day_of_replicas():
         assert isinstance(run_plan(*wanted, "--daily", bad).exception, BadInput)
 
 
+def test_of_compared_hardware_the_cheapest_one_is_billed(tmp_path):
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("L4: 0.7\nH100: 2.5\n", encoding="utf-8")
+    words = (*QUICK, "--gpus", "H100,L4", "--rate", "100", "--price", str(prices))
+    told = json.loads(run_plan(*words, "--json", "-").output)
+    by_name = {c["name"]: c["sizing"]["recommended"] for c in told["candidates"]}
+    bills = {"H100": 2.5 * by_name["H100"], "L4": 0.7 * by_name["L4"]}
+    assert told["cost_of"] == min(bills, key=bills.get)
+    assert told["cost"]["per_hour"] == pytest.approx(min(bills.values()))
+    assert told["cost"]["per_1k_requests"] == pytest.approx(min(bills.values()) / (100 * 3.6))
+    assert "the cheapest of these" in run_plan(*words).output
+
+
 def test_the_bill_and_the_ways_to_run_agree():
     args = (*QUICK, "--price", "2.5", "--json", "-")
     wanted = json.loads(run_plan(*args, "--rate", "100").output)

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 import cli
 from sim.build import read_source
 from sim.carry import account_of
-from sim.cli.whatif import ShownProgress
 from sim.errors import BadInput
 from sim.planning.jobs import run_serially
 from sim.planning.margin import ModelError
@@ -352,20 +351,6 @@ def test_command_draws_and_writes(tmp_path):
     assert titles.index("TTFT mean") + len("TTFT mean") == units.index("ms") + 2
     assert picture.read_text(encoding="utf-8").startswith("<?xml")
     assert len(json.loads(points.read_text(encoding="utf-8"))["points"]) == 2
-
-
-def test_progress_off_a_terminal_is_a_line_every_few_seconds(capsys):
-    now = [0.0]
-    progress = ShownProgress(lambda: now[0])
-    for done in range(1, 101):
-        now[0] += 0.125
-        progress(done, 100, 10.0)
-    told = capsys.readouterr().err.splitlines()
-    assert told == ["40/100 runs, about 10 s left", "80/100 runs, about 10 s left"]
-    now[0] = 0.0
-    quick = ShownProgress(lambda: now[0])
-    quick(1, 1, 0.0)
-    assert capsys.readouterr().err == ""
 
 
 def test_what_a_small_change_means_depends_on_calibration():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,6 +67,7 @@ def cluster(
     Without --traffic, the load is that of the (first) scenario's benchmark command.
     """
     from sim.cli.outputs import check_outputs
+    from sim.cli.progress import ShownCount
     from sim.planning.cluster import Link, run_cluster
     from sim.planning.cluster_error import (
         gpus,
@@ -131,8 +133,8 @@ def cluster(
         real("--link-latency", link_latency or "1", minimum=0.0) / 1e3,
     )
 
-    def run(who: list[Member], name: str) -> ClusterOutcome:
-        return run_cluster(
+    def run(who: list[Member], name: str, done: Callable[[], None]) -> ClusterOutcome:
+        outcome = run_cluster(
             who,
             sessions,
             make_router(name),
@@ -140,14 +142,17 @@ def cluster(
             link=wire,
             max_concurrency=cap,
         )
+        done()
+        return outcome
 
-    outcomes = [(name, run(members, name)) for name in names]
     others = [] if no_model_error else other_clusters(members, known)
     keys = [key for key, *_ in COLUMNS]
     found = {}
-    for name, outcome in outcomes if others else ():
-        runs = [outcome, *(run(other, name) for other in others)]
-        found[name] = ranges([figures_of(o.records, o.duration) for o in runs], keys)
+    with ShownCount() as count:
+        outcomes = [(name, run(members, name, count)) for name in names]
+        for name, outcome in outcomes if others else ():
+            runs = [outcome, *(run(other, name, count) for other in others)]
+            found[name] = ranges([figures_of(o.records, o.duration) for o in runs], keys)
     about = About(
         tuple(hardware_words(members)),
         offered,

@@ -100,6 +100,7 @@ def plan(
     """
     from sim.cli.compare import parse_percent
     from sim.cli.outputs import check_outputs
+    from sim.cli.progress import ShownCount
     from sim.planning.capacity import from_workload
     from sim.planning.hardware import parse_names, parse_sizes
     from sim.planning.mix import read_traffic
@@ -145,12 +146,10 @@ def plan(
         effort=read_effort(prompts, seeds),
         with_error=not no_model_error,
     )
-    answer = make_plan(
-        source,
-        question,
-        pool=Cores(whole("--jobs", jobs, 1) if jobs else os.cpu_count() or 1),
-        profile=None if profile is None else load_profile(profile),
-    )
+    known = None if profile is None else load_profile(profile)
+    workers = whole("--jobs", jobs, 1) if jobs else os.cpu_count() or 1
+    with ShownCount() as count:
+        answer = make_plan(source, question, pool=Cores(workers, count), profile=known)
     write_plan(answer, json_to, plot, html_to)
     if best_found(answer) is None:
         raise click.exceptions.Exit(1)

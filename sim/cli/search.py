@@ -74,6 +74,7 @@ def search(
     Exit status 1: no combination keeps the objectives at any load.
     """
     from sim.cli.outputs import check_outputs
+    from sim.cli.progress import ShownCount
     from sim.planning.plan_report import serve_line
     from sim.planning.pool import Cores
     from sim.planning.search import search as find
@@ -87,16 +88,21 @@ def search(
     source = inputs.source()
     check_outputs({"--json": json_to, "--save": save}, [*inputs.reads([source]), profile])
     objectives = parse_slos(slos, goodput)
-    result = find(
-        source,
-        parse_space(over),
-        objectives,
-        kind=kind,
-        effort=read_effort(prompts, seeds),
-        candidates=whole("--candidates", candidates, 2),
-        pool=Cores(whole("--jobs", jobs, 1) if jobs else os.cpu_count() or 1),
-        profile=None if profile is None else load_profile(profile),
-    )
+    space, effort = parse_space(over), read_effort(prompts, seeds)
+    tried = whole("--candidates", candidates, 2)
+    known = None if profile is None else load_profile(profile)
+    workers = whole("--jobs", jobs, 1) if jobs else os.cpu_count() or 1
+    with ShownCount("combinations") as count:
+        result = find(
+            source,
+            space,
+            objectives,
+            kind=kind,
+            effort=effort,
+            candidates=tried,
+            pool=Cores(workers, count),
+            profile=known,
+        )
     if json_to != "-":
         click.echo(render_search(result, str(objectives)))
     if json_to is not None:

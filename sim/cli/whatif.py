@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from sim.cli.options import ScenarioOptions, scenario_options
+from sim.cli.progress import ShownProgress
 from sim.commands.numbers import whole
 from sim.errors import BadInput
 from sim.paths import is_file
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 2_000  # more are to be confirmed
 FEW_RUNS = 8  # so few that starting other processes takes longer
-PAUSE = 5.0  # between two lines of progress that no terminal shows [s]
 
 
 @click.command()
@@ -153,24 +151,3 @@ def interruptible(runner: Runner, out: str | None) -> Runner:
             raise click.exceptions.Exit(130) from None
 
     return run
-
-
-class ShownProgress:
-    """Progress on standard error: a running line on a terminal, a line every few seconds elsewhere.
-
-    Args:
-        clock: seconds from any origin.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last = clock()
-
-    def __call__(self, done: int, total: int, left: float | None) -> None:
-        """`left`: seconds to go; None as long as nothing can be said of them."""
-        text = f"{done}/{total} runs" + ("" if left is None else f", about {left:.0f} s left")
-        if sys.stderr.isatty():
-            click.echo(f"\r{text:<40}" + ("\n" if done == total else ""), err=True, nl=False)
-        elif done < total and self._clock() - self._last >= PAUSE:
-            self._last = self._clock()
-            click.echo(text, err=True)

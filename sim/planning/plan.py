@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -49,7 +51,10 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What came out; `candidates` and `points` are empty unless hardware was compared or priced."""
+    """What came out; `candidates` and `points` are empty unless hardware was compared or priced.
+
+    `billed`: whose costs `bill` tells; of several candidates the cheapest one's.
+    """
 
     question: Question
     source: ScenarioSource
@@ -59,6 +64,7 @@ class Plan:
     candidates: tuple[Candidate, ...] = ()
     points: tuple[OperatingPoint, ...] = ()
     day: DayOfReplicas | None = None
+    billed: Candidate | None = None
 
 
 def make_plan(
@@ -94,13 +100,14 @@ def make_plan(
     )
     sizing = None if question.rate is None else size(found, question.rate, question.peak_factor)
     points: list[OperatingPoint] = []
+    only = Candidate(scenario.gpu.name, scenario.gpu.name, scenario.gpu_count, found, None, sizing)
     if question.prices is not None and question.kind == "rate":
-        only = Candidate(scenario.gpu.name, scenario.gpu.name, scenario.gpu_count, found, None, sizing)
         points = operating_points([only], question.prices)
     day = None
     if question.daily is not None and question.rate is not None and sizing is not None:
         day = day_of_replicas(sizing.per_replica, question.rate, question.daily)
-    return Plan(question, source, found, sizing, _bill(question, found, sizing), (), tuple(points), day)
+    bill = _bill(question, found, sizing)
+    return Plan(question, source, found, sizing, bill, (), tuple(points), day, only)
 
 
 def _compare(source: ScenarioSource, question: Question, pool: Pool, profile: Profile | None) -> Plan:
@@ -118,7 +125,20 @@ def _compare(source: ScenarioSource, question: Question, pool: Pool, profile: Pr
         with_error=question.with_error,
     )
     points = operating_points(found, question.prices) if question.prices is not None else []
-    return Plan(question, source, None, None, None, tuple(found), tuple(points))
+    billed, bill = _cheapest(question, found)
+    return Plan(question, source, None, None, bill, tuple(found), tuple(points), None, billed)
+
+
+def _cheapest(question: Question, found: Sequence[Candidate]) -> tuple[Candidate | None, Cost | None]:
+    """The candidate with the lowest bill: an hour of the replicas for the wanted rate, else a token."""
+    bills = [(c, bill) for c in found if c.found and (bill := _bill(question, c.found, c.sizing))]
+    by_hour = question.rate is not None
+
+    def price(entry: tuple[Candidate, Cost]) -> float:
+        bill = entry[1]
+        return bill.per_hour if by_hour else bill.per_1m_output or math.inf
+
+    return min(bills, key=price, default=(None, None))
 
 
 def _bill(question: Question, found: Capacity, sizing: Sizing | None) -> Cost | None:
@@ -161,6 +181,7 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         if plan.sizing is None
         else {**asdict(plan.sizing), "uncertain": plan.sizing.uncertain},
         "cost": None if plan.bill is None else asdict(plan.bill),
+        "cost_of": None if plan.bill is None or plan.billed is None else plan.billed.name,
         "candidates": [
             {
                 "name": c.name,

@@ -9,6 +9,7 @@ from sim.command_text import load_line
 from sim.commands.serve import launch_words
 from sim.output.sidebyside import label
 from sim.planning.capacity import Capacity
+from sim.planning.hardware import Candidate
 from sim.planning.plan import Plan
 from sim.planning.plan_text import (
     render_candidates,
@@ -41,16 +42,8 @@ def render_plan(plan: Plan) -> str:
         lines += ["", *render_sizing(plan.sizing)]
     if plan.day is not None:
         lines += ["", *render_day(plan.day)]
-    if plan.bill is not None and plan.found is not None:
-        replicas = 1 if plan.sizing is None else plan.sizing.recommended
-        gpus = replicas * plan.found.scenario.gpu_count
-        lines += [
-            "",
-            *render_cost(
-                plan.bill,
-                f"{replicas} replica{'' if replicas == 1 else 's'}, {gpus} x {plan.found.scenario.gpu.name}",
-            ),
-        ]
+    if plan.bill is not None and plan.billed is not None:
+        lines += ["", *render_cost(plan.bill, billed_words(plan.billed, among=len(plan.candidates)))]
     if plan.points and plan.question.prices is not None:
         lines += ["", *render_points(plan.points, plan.question.prices.currency)]
     best = best_found(plan)
@@ -63,6 +56,14 @@ def render_plan(plan: Plan) -> str:
     for note in assumptions(plan):
         lines += wrap(f"{note.kind}: {note.subject}: {note.text}")
     return "\n".join(lines)
+
+
+def billed_words(billed: Candidate, among: int) -> str:
+    """`5 replicas, 5 x H100-SXM-80GB`, and that others cost more."""
+    replicas = 1 if billed.sizing is None else billed.sizing.recommended
+    gpus = replicas * billed.gpus_per_replica
+    cheapest = ", the cheapest of these" if among > 1 else ""
+    return f"{replicas} replica{'' if replicas == 1 else 's'}, {gpus} x {billed.gpu}{cheapest}"
 
 
 def best_found(plan: Plan) -> Capacity | None:

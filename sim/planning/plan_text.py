@@ -170,7 +170,7 @@ def render_candidates(found: Sequence[Candidate]) -> list[str]:
     lines = [
         f"{'replica':<20}{'GPUs':>5}{'requests/s':>12}{'95 % (seeds)':>16}{'model error':>16}"
         f"{'out tok/s':>11}{'replicas':>10}  binding",
-        f"{'(one down)':>{CANDIDATE_WIDTH}}",
+        f"{'(peak, one down)':>{CANDIDATE_WIDTH}}",
     ]
     for candidate in found:
         if candidate.failure is not None or candidate.found is None:
@@ -214,7 +214,7 @@ def render_points(points: Sequence[OperatingPoint], currency: str) -> list[str]:
     lines = [
         f"{'way to run':<24}{'replicas':>9}{'req/s each':>12}{'margin':>10}{title:>14}"
         f"{f'{currency}/1M output tok':>20}",
-        f"{'(peak)':>33}",
+        f"{'(peak, none down)':>33}",
     ]
     ordered = sorted(points, key=lambda p: (p.per_hour, p.per_1m_output))
     cheapest = {p.name: p for p in reversed(ordered)}

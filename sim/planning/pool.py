@@ -22,16 +22,26 @@ def run_here(function: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
 
 
 class Cores:
-    """As `run_here`, on worker processes; a few jobs stay here, where nothing has to start."""
+    """As `run_here`, on worker processes; a few jobs stay here, where nothing has to start.
 
-    def __init__(self, workers: int) -> None:
+    Args:
+        on_done: called as each job is done.
+    """
+
+    def __init__(self, workers: int, on_done: Callable[[], None] | None = None) -> None:
         self._workers = workers
+        self._on_done = on_done
 
     def __call__(self, function: Callable[[J], R], jobs: Sequence[J]) -> list[R]:
         """Run them all."""
         if self._workers <= 1 or len(jobs) < 2:
-            return run_here(function, jobs)
+            return [self._told(function(job)) for job in jobs]
         from joblib import Parallel, delayed
 
-        done: list[R] = Parallel(n_jobs=self._workers)(delayed(function)(job) for job in jobs)
-        return done
+        running = Parallel(n_jobs=self._workers, return_as="generator")(delayed(function)(j) for j in jobs)
+        return [self._told(result) for result in running]
+
+    def _told(self, result: R) -> R:
+        if self._on_done is not None:
+            self._on_done()
+        return result

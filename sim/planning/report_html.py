@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from sim.output.sidebyside import label
 from sim.planning.capacity import Capacity
-from sim.planning.hardware import OperatingPoint
+from sim.planning.hardware import Candidate, OperatingPoint
 from sim.planning.page import Page, Table, footer, render_page, sentence
 from sim.planning.plan import Plan
-from sim.planning.plan_report import assumptions, best_found, confirming_commands
+from sim.planning.plan_report import assumptions, best_found, billed_words, confirming_commands
 from sim.planning.plan_text import (
     answer_words,
     binding_words,
@@ -171,7 +171,7 @@ def _plan_tables(plan: Plan) -> list[Table]:
     if plan.candidates:
         tables.append(_candidate_table(plan))
     if plan.bill is not None:
-        tables.append(_bill_table(plan.bill))
+        tables.append(_bill_table(plan.bill, plan.billed))
     if plan.points and plan.question.prices is not None:
         tables.append(_points_table(plan.points, plan.question.prices.currency))
     return tables
@@ -202,11 +202,11 @@ def _candidate_table(plan: Plan) -> Table:
         replicas = replicas_words(c.sizing)
         value = f"{c.found.level.value:.3g}"
         rows.append((c.name, str(c.gpus_per_replica), value, interval, replicas, c.found.binding))
-    head = ("replica", "GPUs", "requests/s", "95 %", "replicas (one down)", "binding")
+    head = ("replica", "GPUs", "requests/s", "95 %", "replicas (peak, one down)", "binding")
     return Table("Candidates", head, tuple(rows))
 
 
-def _bill_table(bill: Cost) -> Table:
+def _bill_table(bill: Cost, billed: Candidate | None) -> Table:
     named = (
         ("per hour", bill.per_hour),
         ("per million output tokens (whole bill on output)", bill.per_1m_output),
@@ -215,7 +215,8 @@ def _bill_table(bill: Cost) -> Table:
         ("per thousand requests", bill.per_1k_requests),
     )
     rows = tuple((name, "unknown" if v is None else f"{v:,.4g} {bill.currency}") for name, v in named)
-    title = f"Cost at {bill.utilisation:.0%} of the capacity under the objectives"
+    of = "" if billed is None else f" of {billed_words(billed, among=1)}"
+    title = f"Cost{of} at {bill.utilisation:.0%} of the capacity under the objectives"
     return Table(title, ("", "cost"), rows)
 
 
@@ -233,7 +234,7 @@ def _points_table(points: Sequence[OperatingPoint], currency: str) -> Table:
     )
     head = (
         "way to run",
-        "replicas (peak)",
+        "replicas (peak, none down)",
         "requests/s each",
         "margin",
         f"{currency}/hour",

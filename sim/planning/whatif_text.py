@@ -133,6 +133,8 @@ def _conditions(answer: WhatIf) -> list[str]:
     if answer.random:
         count = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}: no intervals"
         text = f"{count}, the same requests at every point; ± is the 95 % interval over seeds"
+        if len(seeds) == 2:
+            text += " (two seeds tell little, of the interval too: raise --seeds)"
     else:
         text = "nothing in this load is random: one run says all, and only the model can be wrong"
     lines = wrap(f"{text}. {error_sentences(answer.error, MODEL_ERROR)}")
