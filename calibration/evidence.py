@@ -20,6 +20,7 @@ from calibration.told import scenario_of
 from sim.engines.base import ScheduledChunk, StepPlan, StepShape
 from sim.errors import BadInput
 from sim.jsontext import load_json
+from sim.paths import file_text
 from sim.request import Request
 from sim.results import BenchResult, RequestRecords
 from sim.scenario import Scenario
@@ -285,7 +286,7 @@ def _shape(record: Mapping[str, Any], lengths: Mapping[str, int]) -> StepShape:
 
 def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = file_text(path)
     except OSError as error:
         raise BadInput("steps", str(path), f"cannot be read: {error.strerror}") from None
     found = []

@@ -12,6 +12,7 @@ from sim.comparison.identity import fact
 from sim.comparison.loads import scenario_for
 from sim.errors import BadInput
 from sim.jsontext import load_json
+from sim.paths import is_file
 from sim.results import BenchResult
 from sim.results_io.files import read_results
 from sim.scenario import Scenario
@@ -66,7 +67,9 @@ def _named(result: BenchResult, scenario: Scenario) -> BenchResult:
 
 
 def is_step_file(path: Path) -> bool:
-    """Whether a file's first line is a record of the step probe."""
+    """Whether a file's first line is a record of the step probe; of a pipe, which is read once, it is not."""
+    if not is_file(path):
+        return False
     try:
         with path.open(encoding="utf-8") as file:
             first = load_json(file.readline())

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sim.engines.values import version_key
 from sim.errors import BadInput
 from sim.jsontext import load_json
+from sim.paths import file_text
 from sim.provenance import Note
 from sim.results_io.atomic import write_text
 from sim.scenario import Scenario
@@ -277,7 +278,7 @@ def load_profile(path: str | Path) -> Profile:
         BadInput: unreadable, no profile, of another format, or damaged; names the field.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = file_text(path)
         content = load_json(text)
     except OSError as error:
         raise BadInput("--profile", str(path), f"cannot be read: {error.strerror}") from None

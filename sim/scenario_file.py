@@ -31,6 +31,7 @@ from pydantic import (
 )
 
 from sim.errors import BadInput
+from sim.paths import file_text
 from sim.workload.spec import (
     Dataset,
     FileDataset,
@@ -194,7 +195,7 @@ def read_scenario_file(path: str | Path) -> ScenarioInput:
         BadInput: unreadable, no YAML mapping, an unknown or impossible field (named).
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = file_text(path)
     except OSError as error:
         raise BadInput("SCENARIO", str(path), f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -36,8 +36,28 @@ def test_bad_options_are_one_line(words: list[str], says: str, capsys: pytest.Ca
     assert "\x1b" not in error
 
 
-NEST = "[" * 100_000
 LOAD = ["--bench", "vllm bench serve", "--gpu", "H100", "--serve", "vllm serve Qwen/Qwen3-14B"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["audit", "/dev/zero"],
+        ["compare", "/dev/zero", "/dev/zero"],
+        ["calibrate", "--from", "/dev/zero", "--out", "p.json"],
+        ["predict", "/dev/zero"],
+        ["predict", "--serve", "@/dev/zero", "--bench", "vllm bench serve", "--gpu", "H100"],
+        ["cluster", *LOAD, "--traffic", "/dev/zero"],
+    ],
+)
+def test_a_file_without_an_end_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "is a device, not a file" in capsys.readouterr().err
+
+
+NEST = "[" * 100_000
 
 
 @pytest.mark.parametrize(

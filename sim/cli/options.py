@@ -19,6 +19,7 @@ import click
 
 from sim.build import ScenarioSource, read_source
 from sim.errors import BadInput
+from sim.paths import file_text
 from sim.scenario import Scenario
 from sim.workload.spec import FileDataset
 
@@ -117,7 +118,7 @@ def read_text(text: str, field: str) -> str:
     if not text.startswith("@"):
         return text
     try:
-        return Path(text[1:]).read_text(encoding="utf-8")
+        return file_text(text[1:])
     except OSError as error:
         raise BadInput(field, text, f"cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

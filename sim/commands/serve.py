@@ -15,6 +15,7 @@ from sim.commands.docker import ContainerRun, parse_docker_run
 from sim.commands.flags import FlagTable, GivenFlag, load_table, normalise, read_flags
 from sim.commands.shell import Words, split_commands
 from sim.errors import BadInput
+from sim.paths import file_text
 from sim.provenance import Note
 from sim.scenario import EngineConfig, EngineName
 from sim.secrets import SECRET_NAME
@@ -242,7 +243,7 @@ def _entry_at(words: Sequence[str], index: int) -> tuple[EngineName, int, str] |
 def _config_flags(path: str, engine: EngineName) -> tuple[list[GivenFlag], list[str]]:
     """Read a `--config` YAML: keys are flag names, lists and mappings become words and JSON."""
     try:
-        raw = load_yaml(Path(path).read_text(encoding="utf-8"))
+        raw = load_yaml(file_text(path))
     except OSError as error:
         raise BadInput("--config", path, f"cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError):

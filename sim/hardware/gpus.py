@@ -15,7 +15,7 @@ from sim.data import shipped
 from sim.errors import BadInput
 from sim.hardware.spec import GpuSpec
 from sim.jsontext import load_json
-from sim.paths import is_file
+from sim.paths import file_text, is_file
 from sim.provenance import Note
 from sim.yamltext import entries, load_yaml
 
@@ -143,7 +143,7 @@ def _unknown_hint(asked: str) -> str:
 
 def _from_file(path: Path, part: str | None) -> tuple[GpuSpec, tuple[Note, ...]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = file_text(path)
         content: Any = load_json(text) if path.suffix == ".json" else load_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--gpu", str(path), f"cannot be read: {error}") from None

@@ -16,7 +16,7 @@ from sim.errors import BadInput
 from sim.jsontext import load_json
 from sim.models.config import parse_config
 from sim.models.model import ModelConfig
-from sim.paths import exists
+from sim.paths import exists, file_text
 from sim.yamltext import entries, load_yaml
 
 # Keys of a row that are ours; every other key is a field of the model's config.json.
@@ -174,7 +174,7 @@ def _from_path(path: Path) -> ModelConfig:
     if not file.is_file():
         raise BadInput("--model", str(path), "the folder holds no config.json")
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file_text(file)
         config = load_yaml(text) if file.suffix in {".yaml", ".yml"} else load_json(text)
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput("--model", str(file), f"cannot be read: {error}") from None

@@ -11,6 +11,7 @@ from typing import Any
 
 from sim.errors import BadInput
 from sim.jsontext import load_json
+from sim.paths import file_bytes
 
 # What a user may write for one quantity; the first name is ours.
 INPUT_NAMES = ("input_len", "prompt_len", "input_length", "prompt_tokens", "input_tokens")
@@ -25,7 +26,7 @@ def read_text(path: str | Path, field: str = "--dataset-path") -> str:
     """
     name = str(path)
     try:
-        data = Path(path).read_bytes()
+        data = file_bytes(path)
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
         text = data.decode("utf-8-sig")
