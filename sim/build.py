@@ -193,10 +193,9 @@ def read_source(
         model=model,
         gpu_count=gpu_count or content.gpu_count,
         engine_version=version.lstrip("v") if version else None,
-        observed=Observed(
-            kv_cache_tokens or content.observed.kv_cache_tokens,
-            num_gpu_blocks or content.observed.num_gpu_blocks,
-        ),
+        observed=Observed(kv_cache_tokens, num_gpu_blocks)
+        if kv_cache_tokens or num_gpu_blocks
+        else Observed(content.observed.kv_cache_tokens, content.observed.num_gpu_blocks),
         seed=content.seed if seed is None else seed,
         replaced=_replaced(content, serve, bench),
         name=content.name or (Path(file).stem if isinstance(file, str | Path) else ""),

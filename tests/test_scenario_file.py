@@ -117,6 +117,13 @@ def test_options_win_over_the_file() -> None:
     assert scenario.engine["max_num_seqs"] == 7
 
 
+def test_a_pool_given_by_option_leaves_the_files_behind() -> None:
+    file = {"serve": SERVE, "bench": BENCH, "gpu": "H100", "observed": {"num_gpu_blocks": 500}}
+    observed = build_scenario(file=file, kv_cache_tokens=6000).observed
+    assert (observed.kv_cache_tokens, observed.num_gpu_blocks) == (6000, None)
+    assert build_scenario(file=file).observed.num_gpu_blocks == 500
+
+
 def test_what_gives_way_to_an_option_is_told() -> None:
     file = {"serve": SERVE, "bench": BENCH, "gpu": "H100"}
     told = [n.subject for n in build_scenario(file=file, serve=SERVE).notes if "scenario file" in n.text]

@@ -153,6 +153,14 @@ def test_a_given_pool_wins_and_is_compared() -> None:
     assert far.num_gpu_blocks * 16 >= estimate // 2
 
 
+def test_blocks_and_tokens_that_are_not_of_one_pool_are_refused():
+    alone = account_of(SMALL, "L40S", num_gpu_blocks=3000)
+    both = account_of(SMALL, "L40S", num_gpu_blocks=3000, kv_cache_tokens=alone.kv_cache_tokens)
+    assert both.kv_cache_tokens == alone.kv_cache_tokens
+    with pytest.raises(BadInput, match="--num-gpu-blocks: 3000: are"):
+        account_of(SMALL, "L40S", num_gpu_blocks=3000, kv_cache_tokens=100_000)
+
+
 def test_a_logged_block_count_wins() -> None:
     result = account_of(SMALL, "L40S", num_gpu_blocks=3000)
     assert (result.num_gpu_blocks, result.kv_cache_tokens) == (3000, 48000)

@@ -279,6 +279,11 @@ def test_bad_vary_is_named(vary, says):
         parse_vary(vary)
 
 
+def test_a_secret_is_not_varied():
+    with pytest.raises(BadInput, match="is a secret"):
+        one_at_a_time(source(), parse_vary(["api-key=a,b"]))
+
+
 def test_unknown_setting_is_named_with_the_nearest():
     with pytest.raises(BadInput, match="max-num-seqs"):
         one_at_a_time(source(), parse_vary(["max-num-seqz=1"]))

@@ -8,6 +8,7 @@ from itertools import product
 
 from sim.build import ScenarioSource
 from sim.carry import carried
+from sim.commands import serve as serve_commands
 from sim.errors import BadInput
 from sim.output.sidebyside import num_prompts_at
 from sim.scenario import Observed, Scenario
@@ -146,6 +147,9 @@ def _with(source: ScenarioSource, key: str, value: str, field: str) -> ScenarioS
         if name == "gpu-count":
             return replace(source, gpu_count=number)
         return replace(source, observed=Observed(kv_cache_tokens=number))
+    flag = serve_commands.table(source.serve.engine).find(f"--{name}")
+    if flag is not None and flag.secret:
+        raise BadInput(field, name, "is a secret, and changes nothing that is predicted")
     try:
         return source.with_settings([f"{key}={value}"])
     except BadInput as error:

@@ -79,6 +79,9 @@ def account(
         layout, blocks, length, setting.in_flight, by_concurrency=setting.by_concurrency
     )
     if observed.kv_cache_tokens is not None:
+        if observed.num_gpu_blocks and abs(tokens - observed.kv_cache_tokens) > 2 * layout.block_size:
+            told = f"are {tokens:,} tokens of this model, but --kv-cache-tokens says otherwise; give one"
+            raise BadInput("--num-gpu-blocks", observed.num_gpu_blocks, told)
         tokens = observed.kv_cache_tokens
     estimates = [
         layouts.logged_tokens(
