@@ -361,6 +361,28 @@ def test_a_scenario_takes_on_the_measured_load(tmp_path: Path) -> None:
     assert (spec.request_rate, spec.max_concurrency, spec.num_prompts) == (1.5, None, 5)
 
 
+@pytest.mark.parametrize(("cap", "timed"), [(None, True), (40, True), (2, False)])
+def test_a_replay_keeps_the_times_unless_the_cap_made_them(
+    tmp_path: Path, cap: int | None, timed: bool
+) -> None:
+    """Ten requests, 0.1 s apart, of 1 s each: all of them are out at once unless two may be."""
+    from sim.build import build_scenario
+
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO)
+    waits = 0.1 * np.arange(10) if cap != 2 else np.repeat(np.arange(5) * 1.0, 2)
+    records = records_of(waits, np.full(10, 0.5), np.full(10, 0.05))
+    measured = result_of(records, rate=10.0, cap=cap)
+    scenario = scenario_for(build_scenario(file=file), measured, tmp_path / "m.json")
+    assert scenario.workload.use_trace_arrivals == timed
+    assert scenario.workload.max_concurrency == cap
+    told = [note.text for note in scenario.notes if note.subject == "--replay"]
+    assert bool(told) != timed
+    if told:
+        predicted = replace(pair()[0], notes=scenario.notes)
+        assert told[0] in format_comparison(compare(predicted, pair()[1]))
+
+
 def run(tmp_path: Path, *words: str) -> tuple[int, str]:
     done = CliRunner().invoke(compare_command, list(words))
     if done.exception is not None and not isinstance(done.exception, SystemExit):

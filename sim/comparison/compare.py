@@ -193,6 +193,7 @@ def compare(
     if problems and not force:
         raise NotComparable(f"{name or first.tool}: not comparable: " + "; ".join(problems))
     notes = [Note("warning", "comparable", text) for text in problems]
+    notes += [note for note in predicted.notes if note.subject == "--replay"]
     notes += [Note("warning", d.key, d.told(*sides)) for d in differs if not d.fatal]
     if first.origin == "predicted":
         notes.append(Note("info", "intervals", BOTH_PREDICTED))

@@ -12,9 +12,16 @@ import numpy as np
 from sim.comparison.compare import work_differences
 from sim.comparison.identity import fact, load_of
 from sim.errors import BadInput, NotComparable
-from sim.results import BenchResult
+from sim.provenance import Note
+from sim.results import BenchResult, RequestRecords
 from sim.scenario import Scenario
 from sim.workload.spec import FileDataset, WorkloadSpec
+
+REPLAY = "--replay"
+CAPPED = (
+    "the client's cap held requests back, so that their times follow from the answers: they are sent by "
+    "rate and cap, not at the recorded times"
+)
 
 
 def grouped(runs: Sequence[tuple[str, BenchResult]]) -> list[list[tuple[str, BenchResult]]]:
@@ -102,9 +109,13 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
         # Our bench warms up with prompts of its own; vLLM's client repeats the load's first.
         known["num_warmups"] = 0
     spec = replace(spec, **known)
+    notes = scenario.notes
     if path is not None:
         spec = _replayed(spec, measured, path)
-    return replace(scenario, workload=spec, seed=spec.seed if "seed" in known else scenario.seed)
+        if math.isfinite(spec.request_rate) and not spec.use_trace_arrivals:
+            notes = (*notes, Note("warning", REPLAY, CAPPED))
+    seed = spec.seed if "seed" in known else scenario.seed
+    return replace(scenario, workload=spec, seed=seed, notes=notes)
 
 
 def sent_requests(measured: BenchResult) -> int | None:
@@ -113,13 +124,22 @@ def sent_requests(measured: BenchResult) -> int | None:
     return None if completed is None else int(completed + (measured.aggregates.get("failed") or 0)) or None
 
 
+def _most_in_flight(records: RequestRecords) -> int:
+    """Requests that were out at once, at most."""
+    out = ~np.isnan(records.sent)
+    sent = np.sort(records.sent[out])
+    ended = np.sort(np.where(np.isnan(records.last_token), np.inf, records.last_token)[out])
+    return int((np.arange(1, len(sent) + 1) - np.searchsorted(ended, sent, side="right")).max(initial=0))
+
+
 def _replayed(spec: WorkloadSpec, measured: BenchResult, path: Path) -> WorkloadSpec:
     records = measured.records
     if records is None:
         raise BadInput("--replay", str(path), "holds no per-request records to replay")
     sent = records.sent[~np.isnan(records.sent)]
     # Whoever waits for answers has no schedule: the cap sends its requests again.
-    timed = len(sent) > 1 and spec.max_concurrency is None and float(sent.max() - sent.min()) > 0.0
+    held = spec.max_concurrency is not None and _most_in_flight(records) >= spec.max_concurrency
+    timed = len(sent) > 1 and not held and float(sent.max() - sent.min()) > 0.0
     return replace(
         spec,
         dataset=FileDataset("vllm-result", str(path)),
