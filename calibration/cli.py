@@ -89,6 +89,12 @@ def calibrate(
     measure_and_fit(inputs, out, profile, seconds("--budget", budget), result_dir, resume, force, given)
 
 
+NOTHING_HELD_OUT = (
+    "held out: nothing, all of it was fitted; with a run that was not given here,\n"
+    "  `servecast compare SCENARIO.yaml RESULT --profile PROFILE` tells how far off predictions are"
+)
+
+
 @click.command()
 @click.option(
     "--data",
@@ -133,6 +139,7 @@ def fit_measured(
     first = evidence[0].scenario
     found = fit(evidence, prior_of(_profile(profile), first))
     click.echo(coefficients_text(found))
+    click.echo(NOTHING_HELD_OUT)
     write_profile(profile_content(found, first, evidence), out)
     click.echo(f"profile: {out}", err=True)
 

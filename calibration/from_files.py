@@ -9,7 +9,7 @@ from pathlib import Path
 from calibration.evidence import Evidence, client_run, step_run
 from calibration.told import scenario_of
 from sim.comparison.identity import fact
-from sim.comparison.loads import scenario_for
+from sim.comparison.loads import same_run, scenario_for
 from sim.errors import BadInput
 from sim.jsontext import load_json
 from sim.paths import is_file
@@ -28,14 +28,22 @@ def evidence_files(paths: Sequence[Path], scenario: Scenario | None = None) -> l
     Raises:
         BadInput: names the file and field of what cannot be used.
     """
+    for number, path in enumerate(paths):
+        if path in paths[:number]:
+            raise BadInput("--from", str(path), "is given twice; give each file once")
     step_files = [path for path in paths if is_step_file(path)]
     found: list[Evidence] = []
+    seen: list[tuple[str, BenchResult]] = []
     for path in paths:
         if path in step_files:
             continue
         results = read_results(path)
         for index, result in enumerate(results):
             name = str(path) if len(results) == 1 else f"{path}#{index + 1}"
+            for other, earlier in seen:
+                if same_run(earlier, result):
+                    raise BadInput("--from", name, f"is the same run as {other}; give each run once")
+            seen.append((name, result))
             under = loaded(result, name, scenario)
             found.append(client_run(_named(result, under), name, under))
     for path in step_files:

@@ -122,6 +122,9 @@ def coefficients_text(fit: FitResult) -> str:
     assumed = fit.structure in (STRUCTURE_FLOOR, FIGURES_FLOOR)
     known = ", which is assumed: the runs show less" if assumed else ""
     lines.append(f"steps deviate by {fit.structure:.1%} beyond what the coefficients explain{known}")
+    lines.append(
+        "status: fitted by the runs; weak: by runs and prior alike; prior: the runs say nothing of it"
+    )
     for name, errors in fit.residuals.items():
         told = ", ".join(f"{key} {error:+.1%}" for key, error in errors.items() if math.isfinite(error))
         if told:

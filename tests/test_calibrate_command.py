@@ -87,14 +87,17 @@ def test_launch_measure_fit_check_write(scenario: Path, tmp_path: Path) -> None:
     assert load_profile(out).efficiencies == profile.efficiencies
 
 
-@pytest.fixture
-def measured(scenario: Path, tmp_path: Path) -> Path:
+def write_measured(scenario: Path, path: Path, seed: int | None = None) -> Path:
     from dataclasses import replace
 
-    made = simulate(build_scenario(file=scenario)).result
-    path = tmp_path / "m.json"
+    made = simulate(build_scenario(file=scenario, seed=seed)).result
     write_result(replace(made, origin="measured", tool="a test", extra={}), path)
     return path
+
+
+@pytest.fixture
+def measured(scenario: Path, tmp_path: Path) -> Path:
+    return write_measured(scenario, tmp_path / "m.json")
 
 
 def test_what_is_measured_already_is_fitted(scenario: Path, measured: Path, tmp_path: Path) -> None:
@@ -109,11 +112,27 @@ def test_what_is_measured_already_is_fitted(scenario: Path, measured: Path, tmp_
 
 
 def test_several_files_may_follow_one_from(scenario: Path, measured: Path, tmp_path: Path) -> None:
-    out, second = tmp_path / "p.json", tmp_path / "again.json"
-    second.write_text(measured.read_text())
+    out = tmp_path / "p.json"
+    second = write_measured(scenario, tmp_path / "again.json", seed=7)
     done = run(str(scenario), "--from", str(measured), str(second), "--out", str(out))
     assert done.exit_code == 0
     assert [item.name for item in load_profile(out).content.evidence] == ["m.json", "again.json"]
+
+
+def test_evidence_given_twice_would_count_twice(scenario: Path, measured: Path, tmp_path: Path) -> None:
+    out, copy = tmp_path / "p.json", tmp_path / "copy.json"
+    copy.write_text(measured.read_text())
+    for again, says in ((measured, "is given twice"), (copy, f"is the same run as {measured}")):
+        assert says in refusal(str(scenario), "--from", str(measured), str(again), "--out", str(out))
+    assert not out.exists()
+
+
+def test_a_fit_says_what_its_words_mean_and_that_nothing_was_held_out(
+    scenario: Path, measured: Path, tmp_path: Path
+) -> None:
+    done = run(str(scenario), "--from", str(measured), "--out", str(tmp_path / "p.json"))
+    assert "held out: nothing" in done.output
+    assert "status: fitted by the runs" in done.output
 
 
 def test_a_profile_says_what_it_lacks_and_starts_the_next_fit(

@@ -45,8 +45,13 @@ def grouped(runs: Sequence[tuple[str, BenchResult]]) -> list[list[tuple[str, Ben
 
 def _check_new(name: str, run: BenchResult, group: Sequence[tuple[str, BenchResult]]) -> None:
     for other, earlier in group:
-        if earlier.aggregates == run.aggregates and _sent(earlier) == _sent(run):
+        if same_run(earlier, run):
             raise BadInput("MEASURED", name, f"is the same run as {other}; give each run once")
+
+
+def same_run(one: BenchResult, other: BenchResult) -> bool:
+    """Whether two results are of one run: every figure and every moment agree."""
+    return one.aggregates == other.aggregates and _sent(one) == _sent(other)
 
 
 def _sent(run: BenchResult) -> bytes | None:
