@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sim.carry import account_of
 from sim.copies import begun
-from sim.figures.intervals import LEVEL, Interval, intervals, repeat_noise
+from sim.figures.intervals import LEVEL, Interval, intervals, reaching, repeat_noise
 from sim.figures.metrics import Figures
 from sim.loop.replica import StepSink
 from sim.provenance import Note
@@ -21,12 +21,14 @@ from sim.simulate import SimResult, roofline, simulate
 from sim.steptime.base import StepTimeModel
 from sim.steptime.defaults import Z90, default_efficiencies
 from sim.steptime.scale import slowed
-from sim.workload.generate import generate_load
+from sim.workload.generate import Load, generate_load
+from sim.workload.starts import WITHIN, other_starts
 
 if TYPE_CHECKING:
     from sim.profile import Profile
 
 DRAWS = 8
+MOVED = 0.10  # of the mean TTFT, by how a closed loop starts, from which on that is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ def forecast(
 
     With a profile, coefficients are drawn from what its evidence allows, each with another seed of the load.
     Without one, the load is simulated with all steps slower and faster by what is assumed of the card.
+    A closed loop that keeps the cycle it starts in is simulated with other starts as well, as
+    `sim.workload.starts` tells.
 
     Args:
         draws: further simulations with a profile; 0 leaves intervals out altogether.
@@ -71,20 +75,27 @@ def forecast(
     count = DRAWS if draws is None else draws
     basis = _basis(scenario, profile, count) if count else None
 
-    def other(index: int, model: StepTimeModel) -> Figures:
-        one_load = basis is None or basis.envelope
+    def simulated(
+        model: StepTimeModel | None, sent: Sequence[Request] | None, own: Load | None, by: int = 0
+    ) -> Figures:
         run = simulate(
-            scenario if one_load else _reseeded(scenario, index + 1),
+            _reseeded(scenario, by) if by else scenario,
             step_time=model,
-            requests=requests,
-            load=load if one_load else None,
+            requests=sent,
+            load=own,
             account=account,
             leap=leap,
             fast=fast,
         )
         return _figures(run.result)
 
-    tasks = [partial(other, *numbered) for numbered in enumerate(basis.models if basis else ())]
+    reseeds = basis is not None and not basis.envelope
+    tasks = [
+        partial(simulated, model, requests, None, number)
+        if reseeds
+        else partial(simulated, model, requests, load)
+        for number, model in enumerate(basis.models if basis else (), start=1)
+    ]
     with begun(tasks, copies) as results:
         nominal = simulate(
             replace(scenario, notes=(*scenario.notes, *notes)),
@@ -104,7 +115,27 @@ def forecast(
     found = (
         _envelope(centre, others) if basis.envelope else intervals(centre, others, first_token=first_token)
     )
-    return replace(nominal, result=_with_intervals(nominal.result, found, basis.text))
+    result, text = nominal.result, basis.text
+    rate = centre.get("request_throughput")
+    apart = other_starts(scenario.workload, load.requests, rate) if load is not None and rate else []
+    if apart:
+        with begun([partial(simulated, step_time, sent, None) for sent in apart], copies) as results:
+            starts = results()
+        found = reaching(found, centre, starts)
+        text += f", and {len(apart)} starts with the first requests up to {WITHIN:.0f} s apart (assumed)"
+        result = replace(result, notes=(*result.notes, *_told_by(centre, starts)))
+    return replace(nominal, result=_with_intervals(result, found, text))
+
+
+def _told_by(nominal: Figures, starts: Sequence[Figures]) -> Iterator[Note]:
+    """A warning where the mean TTFT depends on the start."""
+    means = [value for figures in (nominal, *starts) if (value := figures.get("mean_ttft_ms")) is not None]
+    if means and max(means) > (1 + MOVED) * min(means):
+        text = (
+            "equal output lengths in a closed loop: the run keeps the cycle that its first second leads to: "
+            f"{min(means):.0f} to {max(means):.0f} ms"
+        )
+        yield Note("warning", "mean TTFT", text)
 
 
 def _figures(result: BenchResult) -> Figures:

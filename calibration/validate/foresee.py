@@ -8,13 +8,15 @@ from dataclasses import replace
 from calibration.evidence import ClientRun, PerRequest
 from calibration.replay import account_of, run_once
 from calibration.result import FitResult
-from sim.figures.intervals import Interval, intervals
+from sim.figures.intervals import Interval, intervals, reaching
 from sim.figures.metrics import Figures, distribution, summarise
 from sim.request import Request
 from sim.scenario import Scenario
 from sim.simulate import roofline
 from sim.steptime.efficiencies import Efficiencies
 from sim.steptime.scale import draw, slowed
+from sim.workload.generate import generate_load
+from sim.workload.starts import other_starts
 
 DRAWS = 6
 HAIR = (0.998, 1.002)
@@ -59,7 +61,15 @@ def foresee(
         for index, efficiencies in enumerate(models)
     ]
     beside = [figures_of(run.scenario, run.sent(), slowed(models[0], factor)) for factor in HAIR]
-    return intervals(found[0], found[1:], beside=beside, first_token=first_token)
+    own = intervals(found[0], found[1:], beside=beside, first_token=first_token)
+    return own if run.requests is not None else reaching(own, found[0], _started(run, models[0], found[0]))
+
+
+def _started(run: ClientRun, efficiencies: Efficiencies, nominal: Figures) -> list[Figures]:
+    """Figures of the generated load with other starts, where the run keeps the cycle that it starts in."""
+    spec, rate = run.scenario.workload, nominal.get("request_throughput")
+    apart = other_starts(spec, generate_load(spec).requests, rate) if rate else []
+    return [figures_of(run.scenario, sent, efficiencies) for sent in apart]
 
 
 def measured_figures(requests: PerRequest) -> Figures:

@@ -5,6 +5,8 @@ A figure's interval combines, as relative standard deviations:
 * parameters and structure: the figure simulated again with other coefficients that the evidence allows,
 * seeds: the same with another seed of the load,
 * repeat noise: how much the same load on the same server differs from run to run.
+
+Where a run keeps the cycle that its start led to, `reaching` adds the figures of other starts.
 """
 
 from __future__ import annotations
@@ -80,6 +82,31 @@ def intervals(
         half = math.hypot(_t90(count) * spread, 1.645 * noise * repeat_noise(key), 1.645 * further)
         found[key] = Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half))
     return found
+
+
+def reaching(
+    found: Mapping[str, Interval], nominal: Figures, others: Sequence[Figures]
+) -> dict[str, Interval]:
+    """Intervals made to reach the lowest and the highest of other possible runs, in quadrature.
+
+    Such runs need not lie around the nominal one, so either end moves by its own side alone.
+
+    Args:
+        found: intervals of what else is uncertain.
+        nominal: figures of the run that the others differ from.
+        others: their figures; a figure that one of them lacks keeps its interval.
+    """
+    wider = dict(found)
+    for key, own in found.items():
+        usual = nominal.get(key)
+        values = [value for figures in others if (value := figures.get(key)) is not None and value > 0]
+        if not usual or not values or len(values) < len(others):
+            continue
+        below = math.log(own.centre / own.low), math.log(usual / min(usual, *values))
+        above = math.log(own.high / own.centre), math.log(max(usual, *values) / usual)
+        low, high = math.exp(-math.hypot(*below)), math.exp(math.hypot(*above))
+        wider[key] = Interval(own.centre, own.centre * low, own.centre * high)
+    return wider
 
 
 def _t90(count: int) -> float:

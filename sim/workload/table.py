@@ -90,6 +90,17 @@ class RequestTable(Sequence[Request]):
         """Id of every request."""
         return tuple(map(str, range(len(self))))
 
+    def sent_at(self, arrivals: Floats) -> RequestTable:
+        """The same requests with other send times, ascending [s]."""
+        return RequestTable(
+            self.prompts,
+            self.output_lens,
+            arrivals,
+            stops=self.stops,
+            priorities=self.priorities,
+            sessions=self.sessions,
+        )
+
     def __len__(self) -> int:
         return len(self.arrivals)
 
