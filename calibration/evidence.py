@@ -24,8 +24,9 @@ from sim.paths import file_text
 from sim.request import Request
 from sim.results import BenchResult, RequestRecords
 from sim.scenario import Scenario
-from sim.workload.generate import generate
+from sim.workload.generate import generate, generate_load
 from sim.workload.spec import WorkloadSpec
+from sim.workload.starts import other_starts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -79,6 +80,17 @@ class ClientRun:
         if self.requests is not None:
             return self.requests.requests
         return generate(self.scenario.workload, self.scenario.workload.seed + reseeded)
+
+    def other_starts(self, rate: float | None) -> Sequence[Sequence[Request]]:
+        """A generated load with other starts; none if it was recorded or does not keep its start.
+
+        Args:
+            rate: what the run completes [requests/s].
+        """
+        spec = self.scenario.workload
+        if self.requests is not None or not rate:
+            return []
+        return other_starts(spec, generate_load(spec).requests, rate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from calibration.evidence import ClientRun
+from calibration.parameters import Prior, Space
+from calibration.search import WAVES, search
 from calibration.validate.foresee import foresee
 from sim.build import build_scenario
 from sim.engines.glue import Limits
@@ -139,6 +141,19 @@ def test_a_fit_foresees_other_starts_of_figures_alone():
     forgets = foresee(ClientRun("spread", spread, figures), [efficiencies])["mean_ttft_ms"]
     assert found.centre / found.low > 1.2
     assert forgets.centre / forgets.low < 1.05
+
+
+def test_what_another_start_explains_widens_no_fit():
+    scenario, model = loop(), roofline(loop())
+    rate = simulate(scenario).result.aggregates["request_throughput"]
+    apart = simulate(scenario, requests=starts_of(scenario, rate)[3]).result.aggregates
+    shown = {key: apart[key] for key in ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms")}
+    space = Space(("weight_bandwidth",), Prior(model.efficiencies, {"weight_bandwidth": 0.02}, {}))
+    found = search([ClientRun("apart", scenario, shown)], space)
+    assert found.residuals["apart"]["mean_ttft_ms"] > 2 * WAVES
+    assert found.first_token == WAVES
+    never = {**shown, "mean_ttft_ms": 0.5 * shown["mean_ttft_ms"]}
+    assert search([ClientRun("never", scenario, never)], space).first_token > 2 * WAVES
 
 
 def test_ends_move_each_by_its_own_side():

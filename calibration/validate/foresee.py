@@ -15,8 +15,6 @@ from sim.scenario import Scenario
 from sim.simulate import roofline
 from sim.steptime.efficiencies import Efficiencies
 from sim.steptime.scale import draw, slowed
-from sim.workload.generate import generate_load
-from sim.workload.starts import other_starts
 
 DRAWS = 6
 HAIR = (0.998, 1.002)
@@ -62,14 +60,8 @@ def foresee(
     ]
     beside = [figures_of(run.scenario, run.sent(), slowed(models[0], factor)) for factor in HAIR]
     own = intervals(found[0], found[1:], beside=beside, first_token=first_token)
-    return own if run.requests is not None else reaching(own, found[0], _started(run, models[0], found[0]))
-
-
-def _started(run: ClientRun, efficiencies: Efficiencies, nominal: Figures) -> list[Figures]:
-    """Figures of the generated load with other starts, where the run keeps the cycle that it starts in."""
-    spec, rate = run.scenario.workload, nominal.get("request_throughput")
-    apart = other_starts(spec, generate_load(spec).requests, rate) if rate else []
-    return [figures_of(run.scenario, sent, efficiencies) for sent in apart]
+    apart = run.other_starts(found[0].get("request_throughput"))
+    return reaching(own, found[0], [figures_of(run.scenario, sent, models[0]) for sent in apart])
 
 
 def measured_figures(requests: PerRequest) -> Figures:
