@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from sim.copies import begun
 from sim.figures.intervals import LEVEL, Interval, intervals, reaching, repeat_noise
 from sim.figures.metrics import Figures
 from sim.loop.replica import StepSink
+from sim.memory import MemoryAccount
 from sim.provenance import Note
 from sim.request import Request
 from sim.results import BenchResult
@@ -75,27 +76,12 @@ def forecast(
     count = DRAWS if draws is None else draws
     basis = _basis(scenario, profile, count) if count else None
 
-    def simulated(
-        model: StepTimeModel | None, sent: Sequence[Request] | None, own: Load | None, by: int = 0
-    ) -> Figures:
-        run = simulate(
-            _reseeded(scenario, by) if by else scenario,
-            step_time=model,
-            requests=sent,
-            load=own,
-            account=account,
-            leap=leap,
-            fast=fast,
-        )
-        return _figures(run.result)
-
-    reseeds = basis is not None and not basis.envelope
-    tasks = [
-        partial(simulated, model, requests, None, number)
-        if reseeds
-        else partial(simulated, model, requests, load)
-        for number, model in enumerate(basis.models if basis else (), start=1)
-    ]
+    run = partial(_simulated, account=account, leap=leap, fast=fast)
+    models = basis.models if basis else ()
+    if basis is None or basis.envelope:
+        tasks = [partial(run, scenario, model, requests, load) for model in models]
+    else:
+        tasks = [partial(run, _reseeded(scenario, n), m, requests) for n, m in enumerate(models, start=1)]
     with begun(tasks, copies) as results:
         nominal = simulate(
             replace(scenario, notes=(*scenario.notes, *notes)),
@@ -116,26 +102,57 @@ def forecast(
         _envelope(centre, others) if basis.envelope else intervals(centre, others, first_token=first_token)
     )
     result, text = nominal.result, basis.text
-    rate = centre.get("request_throughput")
-    apart = other_starts(scenario.workload, load.requests, rate) if load is not None and rate else []
-    if apart:
-        with begun([partial(simulated, step_time, sent, None) for sent in apart], copies) as results:
-            starts = results()
-        found = reaching(found, centre, starts)
+    if load is not None and (
+        sides := _starts(partial(run, scenario, step_time), scenario, load, centre, copies)
+    ):
+        together, *apart = sides
+        found = reaching(found, together, apart)
         text += f", and {len(apart)} starts with the first requests up to {WITHIN:.0f} s apart (assumed)"
-        result = replace(result, notes=(*result.notes, *_told_by(centre, starts)))
+        result = replace(result, notes=(*result.notes, *_told_by(centre, together, apart)))
     return replace(nominal, result=_with_intervals(result, found, text))
 
 
-def _told_by(nominal: Figures, starts: Sequence[Figures]) -> Iterator[Note]:
-    """A warning where the mean TTFT depends on the start."""
-    means = [value for figures in (nominal, *starts) if (value := figures.get("mean_ttft_ms")) is not None]
-    if means and max(means) > (1 + MOVED) * min(means):
+def _simulated(
+    scenario: Scenario,
+    model: StepTimeModel | None,
+    requests: Sequence[Request] | None,
+    load: Load | None = None,
+    *,
+    account: MemoryAccount,
+    leap: bool,
+    fast: bool | None,
+) -> Figures:
+    outcome = simulate(
+        scenario, step_time=model, requests=requests, load=load, account=account, leap=leap, fast=fast
+    )
+    return _figures(outcome.result)
+
+
+def _starts(
+    run: Callable[[Sequence[Request]], Figures], scenario: Scenario, load: Load, centre: Figures, copies: bool
+) -> list[Figures]:
+    """Figures of the load, or of its beginning, sent together and with other starts; none if it forgets."""
+    rate = centre.get("request_throughput")
+    apart = other_starts(scenario.workload, load.requests, rate, whole=False) if rate else []
+    if not apart:
+        return []
+    part = load.requests.first(len(apart[0]))
+    known = [centre] if len(part) == len(load.requests) else []
+    sent = apart if known else [part, *apart]
+    with begun([partial(run, requests) for requests in sent], copies) as results:
+        return [*known, *results()]
+
+
+def _told_by(nominal: Figures, together: Figures, starts: Sequence[Figures]) -> Iterator[Note]:
+    """A warning where the mean TTFT depends on whether the first requests are sent together or apart."""
+    mean, *means = (figures.get("mean_ttft_ms") for figures in (nominal, together, *starts))
+    known = [value for value in means if value]
+    if mean and means[0] and max(known) > (1 + MOVED) * min(known):
+        low, high = (mean * value / means[0] for value in (min(known), max(known)))
         text = (
             "equal output lengths in a closed loop: the run keeps the cycle that its first second leads to: "
-            f"{min(means):.0f} to {max(means):.0f} ms"
         )
-        yield Note("warning", "mean TTFT", text)
+        yield Note("warning", "mean TTFT", f"{text}{low:.0f} to {high:.0f} ms")
 
 
 def _figures(result: BenchResult) -> Figures:

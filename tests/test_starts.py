@@ -59,6 +59,20 @@ def test_the_seed_decides_and_a_short_cycle_is_not_exceeded():
     assert 0.02 < starts_of(scenario, rate)[-1].arrivals[7] <= 0.1
 
 
+def test_of_a_long_load_the_beginning_is_enough():
+    scenario = loop("--random-input-len 64 --random-output-len 16 --num-prompts 3000 --max-concurrency 4")
+    spec, requests = scenario.workload, generate_load(scenario.workload).requests
+    whole, part = other_starts(spec, requests, 9.0), other_starts(spec, requests, 9.0, whole=False)
+    assert [len(start) for start in (whole[0], part[0])] == [3000, 1000]
+    assert list(part[2]) == list(whole[2])[:1000]
+    told, nominal = (forecast(scenario, draws=draws).result for draws in (None, 0))
+    assert told.aggregates == nominal.aggregates
+    low, high = told.extra["intervals"]["figures"]["mean_ttft_ms"]
+    starts = other_starts(spec, requests, nominal.aggregates["request_throughput"])
+    for start in starts[::2]:
+        assert low < simulate(scenario, requests=start).result.aggregates["mean_ttft_ms"] < high
+
+
 @pytest.mark.parametrize(
     "flags",
     [

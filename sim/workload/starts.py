@@ -23,6 +23,9 @@ from sim.workload.table import RequestTable
 
 STARTS = 6
 WITHIN = 1.0  # s
+# What is enough of a load to see its cycle: its first and last requests in flight are a tenth of that then.
+CYCLES = 20
+REQUESTS = 1000
 
 
 def keeps_start(spec: WorkloadSpec, requests: RequestTable) -> bool:
@@ -34,7 +37,7 @@ def keeps_start(spec: WorkloadSpec, requests: RequestTable) -> bool:
 
 
 def other_starts(
-    spec: WorkloadSpec, requests: RequestTable, rate: float, count: int = STARTS
+    spec: WorkloadSpec, requests: RequestTable, rate: float, count: int = STARTS, *, whole: bool = True
 ) -> list[RequestTable]:
     """The same requests with the first ones, as many as may be in flight, sent apart from each other.
 
@@ -45,13 +48,16 @@ def other_starts(
         spec: the load; its seed is that of the draws.
         requests: all sent at 0.
         rate: what the loop completes [requests/s].
+        whole: False leaves out what a long load holds beyond what tells its cycle.
 
     Returns:
-        `count` loads, or none if the run does not keep its start.
+        `count` loads, all of one length, or none if the run does not keep its start.
     """
     cap = spec.max_concurrency
     if cap is None or not keeps_start(spec, requests):
         return []
+    if not whole:
+        requests = requests.first(max(REQUESTS, CYCLES * cap))
     within = min(WITHIN, cap / rate)
     return [_spread(requests, cap, within * k / count, (spec.seed, 0x57A27, k)) for k in range(1, count + 1)]
 

@@ -90,6 +90,17 @@ class RequestTable(Sequence[Request]):
         """Id of every request."""
         return tuple(map(str, range(len(self))))
 
+    def first(self, count: int) -> RequestTable:
+        """The first so many requests."""
+        return RequestTable(
+            self.prompts[:count],
+            self.output_lens[:count],
+            self.arrivals[:count],
+            stops=self.stops,
+            priorities=None if self.priorities is None else self.priorities[:count],
+            sessions=None if self.sessions is None else self.sessions[:count],
+        )
+
     def sent_at(self, arrivals: Floats) -> RequestTable:
         """The same requests with other send times, ascending [s]."""
         return RequestTable(
