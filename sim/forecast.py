@@ -108,7 +108,8 @@ def forecast(
         together, *apart = sides
         found = reaching(found, together, apart)
         text += f", and {len(apart)} starts with the first requests up to {WITHIN:.0f} s apart (assumed)"
-        result = replace(result, notes=(*result.notes, *_told_by(centre, together, apart)))
+        told = _told_by(scenario.workload.max_concurrency, centre, together, apart)
+        result = replace(result, notes=(*result.notes, *told))
     return replace(nominal, result=_with_intervals(result, found, text))
 
 
@@ -143,15 +144,18 @@ def _starts(
         return [*known, *results()]
 
 
-def _told_by(nominal: Figures, together: Figures, starts: Sequence[Figures]) -> Iterator[Note]:
+def _told_by(
+    cap: int | None, nominal: Figures, together: Figures, starts: Sequence[Figures]
+) -> Iterator[Note]:
     """A warning where the mean TTFT depends on whether the first requests are sent together or apart."""
     mean, *means = (figures.get("mean_ttft_ms") for figures in (nominal, together, *starts))
     known = [value for value in means if value]
     if mean and means[0] and max(known) > (1 + MOVED) * min(known):
         low, high = (mean * value / means[0] for value in (min(known), max(known)))
         text = (
-            "equal output lengths in a closed loop: the run keeps the cycle that its first second leads to: "
+            f"equal output lengths in a closed loop of {cap}: the run keeps the cycle that its first second "
         )
+        text += "leads to: "
         yield Note("warning", "mean TTFT", f"{text}{low:.0f} to {high:.0f} ms")
 
 
