@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -14,7 +11,7 @@ from sim.scenario import Scenario
 from sim.simulate import ENGINES, simulate
 from sim.steptime.base import StepTimeModel
 from sim.workload.generate import generate
-from sim.workload.spec import FileDataset, RandomDataset, WorkloadSpec
+from sim.workload.spec import RandomDataset, WorkloadSpec
 
 BATCHES = (1, 4, 16, 64, 256)
 DECODES = 64  # output tokens of a decode-only request: enough to average over its steps
@@ -156,42 +153,3 @@ def mixed(scenario: Scenario, rate: float, share: float, seconds: float) -> Cand
     count = len(generate(spec))
     text = f"your load at {share:.0%} of the capacity: prefill beside decodes, queueing"
     return Candidate(f"mixed-{round(100 * share)}", text, replace(spec, num_prompts=count), mixed=True)
-
-
-def bench_words(spec: WorkloadSpec) -> list[str]:
-    """The `vllm bench serve` flags that describe a load."""
-    words = ["vllm", "bench", "serve"]
-    dataset = spec.dataset
-    if isinstance(dataset, RandomDataset):
-        words += ["--dataset-name", "random"]
-        words += [
-            "--random-input-len",
-            str(dataset.input_len),
-            "--random-output-len",
-            str(dataset.output_len),
-        ]
-        ratio: str = f"{dataset.range_ratio:g}"
-        if dataset.output_range_ratio not in (None, dataset.range_ratio):
-            ratio = json.dumps({"input": dataset.range_ratio, "output": dataset.output_range_ratio})
-        words += ["--random-range-ratio", ratio]
-        if dataset.prefix_len:
-            words += ["--random-prefix-len", str(dataset.prefix_len)]
-    elif isinstance(dataset, FileDataset):
-        words += ["--dataset-name", dataset.kind, "--dataset-path", dataset.path]
-    else:
-        words += ["--dataset-name", "prefix_repetition"]
-        words += ["--prefix-repetition-prefix-len", str(dataset.prefix_len)]
-        words += ["--prefix-repetition-suffix-len", str(dataset.suffix_len)]
-        words += ["--prefix-repetition-num-prefixes", str(dataset.num_prefixes)]
-        words += ["--prefix-repetition-output-len", str(dataset.output_len)]
-    words += ["--num-prompts", str(spec.num_prompts), "--num-warmups", str(spec.num_warmups)]
-    if math.isfinite(spec.request_rate):
-        words += ["--request-rate", f"{spec.request_rate:g}"]
-    if spec.max_concurrency is not None:
-        words += ["--max-concurrency", str(spec.max_concurrency)]
-    return [*words, "--ignore-eos", "--seed", str(spec.seed)]
-
-
-def bench_command(spec: WorkloadSpec) -> str:
-    """The same as one line for a shell."""
-    return shlex.join(bench_words(spec))

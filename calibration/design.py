@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.candidates import Candidate, bench_command, capacity, isolated, mixed
+from calibration.candidates import Candidate, capacity, isolated, mixed
 from calibration.fit import default_free
 from calibration.information import Forecast, forecast, shares
 from calibration.parameters import Prior, Space, default_prior, space_of
 from calibration.result import PINNED
+from sim.command_text import load_line
 from sim.errors import BadInput, ServecastError
 from sim.provenance import Note
 from sim.scenario import Scenario
@@ -300,6 +301,6 @@ def plan_text(plan: Plan, command: str) -> str:
     lines += [f"{note.kind}: {note.subject}: {note.text}" for note in plan.notes]
     lines.append("")
     for run in plan.runs:
-        bench = shlex.quote(bench_command(run.spec))
+        bench = shlex.quote(load_line(run.spec))
         lines.append(f"{command} --result-dir calibration-{run.label} --bench {bench}")
     return "\n".join(lines)

@@ -76,6 +76,8 @@ def spec_words(spec: WorkloadSpec) -> list[str]:
         strategy, low, high = spec.ramp_up
         words += ["--ramp-up-strategy", strategy]
         words += ["--ramp-up-start-rps", _number(low), "--ramp-up-end-rps", _number(high)]
+    if spec.endpoint != base.endpoint:
+        words += _endpoint_words(spec)
     if spec.goodput:
         words += ["--goodput", *(f"{name}:{_number(limit)}" for name, limit in spec.goodput)]
     if spec.percentiles != base.percentiles:
@@ -87,6 +89,15 @@ def spec_words(spec: WorkloadSpec) -> list[str]:
     if spec.client == "sglang" and not spec.ignore_eos:
         words.append("--disable-ignore-eos")
     return words
+
+
+def _endpoint_words(spec: WorkloadSpec) -> list[str]:
+    chat = spec.endpoint.endswith("/chat/completions")
+    if spec.client == "vllm":
+        return ["--endpoint", spec.endpoint, *(["--backend", "openai-chat"] if chat else [])]
+    if spec.endpoint.endswith("/generate"):
+        return ["--backend", "sglang"]
+    return ["--backend", "sglang-oai-chat" if chat else "sglang-oai"]
 
 
 def _dataset_words(spec: WorkloadSpec) -> list[str]:

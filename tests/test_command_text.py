@@ -42,6 +42,7 @@ loads = st.builds(
     goodput=st.sampled_from([(), (("ttft", 500.0), ("e2el", 2500.5))]),
     percentiles=st.sampled_from([(99.0,), (50.0, 99.9)]),
     seed=st.integers(0, 99),
+    endpoint=st.sampled_from(["/v1/completions", "/v1/chat/completions"]),
 )
 
 
@@ -49,6 +50,15 @@ loads = st.builds(
 @given(loads)
 def test_a_written_load_reads_back(spec: WorkloadSpec) -> None:
     assert parse_bench_command(load_line(spec)).spec == spec
+
+
+@pytest.mark.parametrize("backend", ["sglang", "sglang-oai", "sglang-oai-chat", "vllm-chat"])
+def test_the_other_clients_endpoint_reads_back(backend: str) -> None:
+    spec = parse_bench_command(
+        f"python -m sglang.bench_serving --dataset-name random --backend {backend}"
+    ).spec
+    assert spec.endpoint.endswith("chat/completions") == backend.endswith("chat")
+    assert parse_bench_command(load_line(spec)).spec.endpoint == spec.endpoint
 
 
 def test_a_load_that_may_stop_early_says_so() -> None:

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.candidates import Room, bench_command, capacity, isolated, mixed
+from calibration.candidates import Room, capacity, isolated, mixed
 from calibration.design import Plan, design, mixed_again, plan_text
 from calibration.fit import default_free
 from calibration.information import forecast, shares
 from calibration.parameters import Space, default_prior, space_of
 from sim.build import build_scenario
+from sim.command_text import load_line
 from sim.commands.bench import parse_bench_command
 from sim.errors import BadInput
 from sim.scenario import Scenario
@@ -169,7 +170,7 @@ def test_the_plan_says_commands_that_the_bench_reads_back(plan: Plan) -> None:
     text = plan_text(plan, "servecast bench s.yaml")
     for run in plan.runs:
         assert run.label in text
-        back = parse_bench_command(bench_command(run.spec)).spec
+        back = parse_bench_command(load_line(run.spec)).spec
         assert back.num_prompts == run.spec.num_prompts
         assert back.request_rate == pytest.approx(run.spec.request_rate)
         assert back.max_concurrency == run.spec.max_concurrency
@@ -194,7 +195,7 @@ def test_the_plan_says_commands_that_the_bench_reads_back(plan: Plan) -> None:
     ],
 )
 def test_other_loads_come_back_from_their_command(spec: WorkloadSpec) -> None:
-    back = parse_bench_command(bench_command(spec)).spec
+    back = parse_bench_command(load_line(spec)).spec
     for name in ("num_prompts", "request_rate", "max_concurrency", "seed", "num_warmups"):
         assert getattr(back, name) == getattr(spec, name)
     assert type(back.dataset) is type(spec.dataset)

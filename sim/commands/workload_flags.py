@@ -97,7 +97,8 @@ def apply_sglang_flags(given: Given, base: WorkloadSpec, from_text: bool) -> tup
         changes["rate_scale"] = 1.0 / slowdown
     backend = given.word("--backend")
     if backend is not None:
-        changes["endpoint"] = _SGLANG_ENDPOINTS.get(backend, "/v1/completions")
+        chat = "/v1/chat/completions" if backend.endswith("-chat") else "/v1/completions"
+        changes["endpoint"] = _SGLANG_ENDPOINTS.get(backend, chat)
     changes.update(_replay(given, from_text))
     spec = replace(base, dataset=dataset, **changes)
     return spec, notes + _assumptions(given, spec)
