@@ -156,11 +156,12 @@ class VllmScheduler:
 
     def leaping(self, requests: Sequence[Request]) -> Leaping | None:
         """A fresh scheduler that decides the same for these requests and can leap, or None."""
-        from sim.engines.vllm.leap import LeapingVllmScheduler, can_leap
+        from sim.engines.vllm.leap import can_leap
+        from sim.engines.vllm.newcomer import WelcomingVllmScheduler
 
         if not can_leap(self.config, requests):
             return None
-        return LeapingVllmScheduler(self.config, shares_prefixes=self.shares_prefixes)
+        return WelcomingVllmScheduler(self.config, shares_prefixes=self.shares_prefixes)
 
     def _new_request(self, request: Request) -> EngineRequest:
         table = self.block_pool.new_table(request.request_id, request.prompt)
