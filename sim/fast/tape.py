@@ -17,7 +17,7 @@ SAMPLE_LIMIT = 4096
 
 
 class Tape(NamedTuple):
-    """See `sim.loop.tokens.EmissionTable` and `sim.loop.replica.SeriesBuffer`.
+    """See `sim.loop.tokens.EmissionTable` and `sim.loop.series.SeriesBuffer`.
 
     Attributes:
         counts: shape (7,).

@@ -46,16 +46,6 @@ class Stretch(NamedTuple):
         i -= 1  # `progression`, spelled out
         return begin + (i * period + growth * (i * (i - 1) // 2))
 
-    def moments(self, calls: range) -> list[float]:
-        """When each of these calls is made, in ascending order."""
-        now, first, begin, period, growth = self
-        # `progression`, spelled out: this is asked for every sample.
-        times = [begin + ((i - 1) * period + growth * ((i - 1) * (i - 2) // 2)) for i in calls]
-        for place, i in enumerate(calls[:2]):
-            if i < 2:
-                times[place] = first if i else now
-        return times
-
     def emit(self, recorder: Recorder, calls: int, landed: float, joined: list[str]) -> None:
         """Hand out that many results, of which the last one is processed at `landed`."""
         _, first, begin, period, growth = self
@@ -284,16 +274,11 @@ class LeapingReplica(Replica):
 
     def _sample(self, stretch: Stretch, blocks: list[int]) -> None:
         """What `_note_plan` keeps of each call, of which each then held that many more blocks."""
-        series, size, calls = self.series, self._leaper.block_size, len(blocks)
-        running, waiting, held, total = self._state
-        most = held + blocks[-1] * size
+        size = self._leaper.block_size
+        most = self._state.kv_used_tokens + blocks[-1] * size
         if most > self.usage.max_kv_used_tokens:
             self.usage.max_kv_used_tokens = most
-        if calls == 1:
-            series.add(stretch.now, running, waiting, most, total)
-        elif turns := series.turns(calls):
-            times = stretch.moments(turns)
-            series.keep(times, running, waiting, [(held + blocks[i] * size) / total for i in turns])
+        self.series.add_run(stretch, blocks, size, self._state)
 
     def _account(self, line: Line, shape: StepShape, seconds: float, calls: int) -> None:
         """What `_launch` keeps of each step; `seconds` of device time in all."""

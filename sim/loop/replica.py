@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
 import simpy
 
 from sim.engines.base import (
@@ -25,8 +23,8 @@ from sim.engines.glue import Limits
 from sim.errors import EngineStuck
 from sim.loop.moments import Clock, at
 from sim.loop.recorder import Recorder
+from sim.loop.series import SeriesBuffer
 from sim.request import Request
-from sim.results import ServerSeries
 from sim.steptime.base import StepTimeModel
 from sim.steptime.throttle import Throttle
 
@@ -70,59 +68,6 @@ class Usage:
     prefix_hits: int = 0
     max_kv_used_tokens: int = 0
     kv_total_tokens: int = 0
-
-
-class SeriesBuffer:
-    """Queue states over time, thinned by half whenever there are too many; the first one is kept.
-
-    Attributes:
-        time, running, waiting, kv_usage: the samples, column by column.
-    """
-
-    def __init__(self, limit: int = 4096) -> None:
-        self.time, self.running = array("d"), array("d")
-        self.waiting, self.kv_usage = array("d"), array("d")
-        self._limit = limit
-        self._stride = 1
-        self._count = 0
-
-    def add(self, now: float, running: int, waiting: int, used: int, total: int) -> None:
-        """Take a sample if it is its turn."""
-        if self._count % self._stride == 0:
-            self.time.append(now)
-            self.running.append(running)
-            self.waiting.append(waiting)
-            self.kv_usage.append(used / total if total else 0.0)
-            if len(self.time) >= self._limit:
-                self._thin_out()
-        self._count += 1
-
-    def turns(self, count: int) -> range:
-        """Which of the next `count` samples are to be kept; they go to `keep`, before any other sample."""
-        turns = range(-self._count % self._stride, count, self._stride)
-        self._count += count
-        return turns
-
-    def keep(self, times: list[float], running: int, waiting: int, kv_usage: list[float]) -> None:
-        """Keep samples whose turn it is, between which no queue changed."""
-        self.time.extend(times)
-        self.running.extend([running] * len(times))
-        self.waiting.extend([waiting] * len(times))
-        self.kv_usage.extend(kv_usage)
-        while len(self.time) >= self._limit:
-            self._thin_out()
-
-    def _thin_out(self) -> None:
-        for column in (self.time, self.running, self.waiting, self.kv_usage):
-            del column[1::2]
-        self._stride *= 2
-
-    def since(self, start: float) -> ServerSeries:
-        """The samples, `start` being time 0."""
-        time, running, waiting, kv_usage = (
-            np.array(column) for column in (self.time, self.running, self.waiting, self.kv_usage)
-        )
-        return ServerSeries(time - start, running, waiting, kv_usage)
 
 
 class Replica:
