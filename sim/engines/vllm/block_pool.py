@@ -22,6 +22,9 @@ from sim.request import Segment, SegmentKey
 NEVER = 1 << 62
 """A token count that no sequence reaches."""
 
+SETTLED_AT_ONCE = 1024
+"""Evictions [blocks] whose bookkeeping may wait."""
+
 Piece = tuple[SegmentKey | int, ...]
 """Contents of a block: `(key, offset)` if it lies in one segment, else `(key, offset, length, key, ...)`."""
 
@@ -241,6 +244,7 @@ class CountingBlockPool:
         self._first_hash_at = block_size if enable_caching else NEVER
         self._num_free_unhashed = num_gpu_blocks - 1
         self._free_hashed: OrderedDict[BlockTable, int] = OrderedDict()
+        self._owed = 0  # blocks evicted that are not taken out of `_free_hashed` yet
 
     def new_table(self, request_id: str, prompt: tuple[Segment, ...]) -> BlockTable:
         """An empty table for a request."""
@@ -248,6 +252,9 @@ class CountingBlockPool:
 
     def find_cached(self, table: BlockTable, max_blocks: int) -> Hit:
         """The request's own blocks that are left; they are never more than `max_blocks`."""
+        if table not in self._free_hashed:
+            return NO_HIT
+        self._settle()
         left = self._free_hashed.get(table, 0)
         if left > max_blocks:
             raise ValueError(f"{left} blocks are left of a sequence that can use {max_blocks}")
@@ -261,21 +268,23 @@ class CountingBlockPool:
             table.hash_at = (hit.num_blocks + 1) * self.block_size
         self._num_free_unhashed -= num_new
         if self._num_free_unhashed < 0:
-            self._evict(-self._num_free_unhashed)
+            self._owed -= self._num_free_unhashed
+            self.num_evicted_blocks -= self._num_free_unhashed
             self._num_free_unhashed = 0
         self.num_free_blocks -= num_new + hit.num_free
         table.num_blocks += num_new
         table.capacity = table.num_blocks * self.block_size
 
-    def _evict(self, num_blocks: int) -> None:
-        self.num_evicted_blocks += num_blocks
-        while num_blocks:
-            oldest, left = next(iter(self._free_hashed.items()))
-            if left > num_blocks:
-                self._free_hashed[oldest] = left - num_blocks
+    def _settle(self) -> None:
+        """Take out what is owed, which are the blocks that have been free for longest."""
+        owed, self._owed = self._owed, 0
+        while owed:
+            oldest, left = self._free_hashed.popitem(last=False)
+            if left > owed:
+                self._free_hashed[oldest] = left - owed
+                self._free_hashed.move_to_end(oldest, last=False)
                 return
-            del self._free_hashed[oldest]
-            num_blocks -= left
+            owed -= left
 
     def register(self, table: BlockTable, num_tokens: int) -> None:
         """Give every block that is full with `num_tokens` tokens its hash, if it has none."""
@@ -287,6 +296,8 @@ class CountingBlockPool:
         """Take all blocks of a table back."""
         self._num_free_unhashed += table.num_blocks - table.num_hashed
         self.num_free_blocks += table.num_blocks
+        if self._owed > SETTLED_AT_ONCE:
+            self._settle()
         if table.num_hashed:
             self._free_hashed[table] = table.num_hashed
         table.num_hashed = table.num_blocks = table.capacity = 0
