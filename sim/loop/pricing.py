@@ -11,6 +11,7 @@ from sim.steptime.base import DecodeLine, StepTimeModel
 
 TOLERANCE = 1e-12
 POINTS = (0.25, 0.5, 0.75)
+MOST_PREFILLS = 4096  # shapes
 FAR = 4096  # tokens per sequence; further than most outputs reach
 
 
@@ -47,6 +48,7 @@ class DecodePrices:
         self._model = model
         self._assess: Callable[[StepShape], tuple[float, str]] | None = getattr(model, "assess", None)
         self._told: Callable[[StepShape], DecodeLine] | None = getattr(model, "decode_line", None)
+        self._prefills: dict[StepShape, Price] = {}
         self._lines: dict[tuple[str, int], list[Line]] = {}
 
     def price(self, shape: StepShape) -> Price:
@@ -60,6 +62,16 @@ class DecodePrices:
                     return intercept + slope * context, resource, reason, before, after
             intercept, slope, _, _, resource, reason, before, after = self.line(shape)
             return intercept + slope * context, resource, reason, before, after
+        if size:
+            return self._ask(shape)
+        price = self._prefills.get(shape)
+        if price is None:
+            if len(self._prefills) >= MOST_PREFILLS:
+                self._prefills.clear()
+            price = self._prefills[shape] = self._ask(shape)
+        return price
+
+    def _ask(self, shape: StepShape) -> Price:
         model = self._model
         seconds, resource = self._price(shape)
         return seconds, resource, model.out_of_range(shape), model.host_before(shape), model.host_after(shape)
