@@ -156,6 +156,10 @@ class ChainedKvPool(KvPool):
         super().__init__(total, page_size, None)
         self.tree = self._chains = ChainCache(page_size)
 
+    def begin_chain(self, req: LiveRequest) -> None:
+        """`match` for a request of which nothing was ever stored."""
+        req.chain = req.node = new_root()
+
     def _match(self, req: LiveRequest, limit: int) -> tuple[int, Node]:
         if req.chain is None:
             req.chain = new_root()

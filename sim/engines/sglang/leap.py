@@ -223,11 +223,7 @@ class LeapingSglangScheduler(SglangScheduler):
                 if req.parked:
                     req.num_output_tokens = req.outputs + known
             return super()._new_adder(running)
-        ratio = self.ratio.current
-        left = self._left_of_crowd - self._crowd.size * known
-        for req in (*self._tail, *self._ended):
-            left += req.max_new_tokens - req.num_output_tokens
-        reserve = left * ratio
+        ratio, reserve = self.ratio.current, self._reserve()
         if self._long or abs(reserve - round(reserve)) < ROUNDING:
             # The engine adds the reserves up one by one, and compares the sum with whole tokens.
             each = [
@@ -236,6 +232,13 @@ class LeapingSglangScheduler(SglangScheduler):
             ]
             reserve = sum([min(tokens, CLIP_MAX_NEW_TOKENS) * ratio for tokens in each])
         return PrefillAdder(self.config, self.pool, running, ratio, reserve)
+
+    def _reserve(self) -> float:
+        """What is reserved for the running list, very long limits not clipped [tokens]."""
+        left = self._left_of_crowd - self._crowd.size * self._known_round
+        for req in (*self._tail, *self._ended):
+            left += req.max_new_tokens - req.num_output_tokens
+        return left * self.ratio.current
 
     def _drop_finished(self, running: Batch) -> bool:
         ended, tail = self._ended, self._tail

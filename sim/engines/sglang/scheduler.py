@@ -351,11 +351,12 @@ class SglangScheduler:
 
     def leaping(self, requests: Sequence[Request]) -> Leaping | None:
         """A fresh scheduler that decides the same and can leap, or None where there is none for this case."""
-        from sim.engines.sglang.leap import LeapingSglangScheduler, can_leap
+        from sim.engines.sglang.leap import can_leap
+        from sim.engines.sglang.newcomer import WelcomingSglangScheduler
 
         if not can_leap(self.config):
             return None
-        return LeapingSglangScheduler(self.config, shares_prefixes=can_share_prefixes(requests))
+        return WelcomingSglangScheduler(self.config, shares_prefixes=can_share_prefixes(requests))
 
     def _new_request(self, request: Request, max_new_tokens: int) -> LiveRequest:
         return LiveRequest(request, max_new_tokens)
