@@ -24,6 +24,22 @@ class ChainCache(EvictableNodes):
             node = self._new_leaf((), length - matched, node, ())
         return matched, node
 
+    def begin(self, root: Node, length: int) -> Node:
+        """`insert` into an empty chain, and `lock` what is stored."""
+        self._clock += 1
+        node = self._new_node((), length, root, ())
+        node.time = self._clock
+        node.locks = 1
+        return node
+
+    def end(self, node: Node, more: int) -> None:
+        """`insert` tokens behind a chain's one node, `insert` that node again, and `unlock` it."""
+        self._new_leaf((), more, node, ())
+        self._clock += 1
+        node.time = self._clock
+        node.locks = 0
+        self.evictable += node.length
+
     def _walk(self, root: Node, length: int) -> tuple[int, Node]:
         self._clock += 1
         matched, node = 0, root

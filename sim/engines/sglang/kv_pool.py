@@ -160,6 +160,28 @@ class ChainedKvPool(KvPool):
         """`match` for a request of which nothing was ever stored."""
         req.chain = req.node = new_root()
 
+    def store_unfinished(self, req: LiveRequest) -> None:
+        """See `KvPool`; mostly nothing of the request is stored yet."""
+        root, length = req.chain, self.floor(req.end)
+        if root is None or root.children or not length:
+            super().store_unfinished(req)
+            return
+        req.prefix_len = req.end
+        req.owned = length
+        req.node = self._chains.begin(root, length)
+
+    def release(self, req: LiveRequest, *, store: bool) -> None:
+        """See `KvPool`; mostly the prompt is stored as one node, and its output follows."""
+        node, prompt, more = req.node, self.floor(req.prompt_len), self.floor(req.kv) - req.owned
+        plain = store and 0 < prompt == req.owned and more > 0
+        if node is None or not plain or node.length != prompt or node.children:
+            super().release(req, store=store)
+            return
+        self._chains.end(node, more)
+        self.available += self.ceil(req.kv) - prompt - more
+        req.node = None
+        req.kv = req.owned = req.prefix_len = 0
+
     def _match(self, req: LiveRequest, limit: int) -> tuple[int, Node]:
         if req.chain is None:
             req.chain = new_root()
