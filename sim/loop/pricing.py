@@ -92,16 +92,14 @@ class DecodePrices:
 
     def _find(self, shape: StepShape) -> Line:
         """The longest stretch around this context, of those tried, on which nothing bends or changes."""
-        context = shape.decode_context
-        below, above = context // 2, context + FAR * shape.num_decode_seqs
         told = self._told(shape) if self._told is not None else None
-        if told is not None:
-            below = max(shape.num_decode_seqs, math.ceil(told.since))
-            above = int(min(above, told.reach))
         constant = self._constants(shape)
+        kind, _, _, size, _, _, context, _ = shape
+        below, above = context // 2, context + FAR * size
+        if told is not None:
+            below, above = max(size, math.ceil(told.since)), int(min(above, told.reach))
         while above > context:
-            high = decodes(shape.kind, shape.num_decode_seqs, above)
-            low = decodes(shape.kind, shape.num_decode_seqs, min(below, context))
+            high, low = decodes(kind, size, above), decodes(kind, size, min(below, context))
             if told is not None and (line := self._between(low, high, told, constant)) is not None:
                 return line  # holds from `shape` on, then, too
             line = self._between(shape, high, told, constant)

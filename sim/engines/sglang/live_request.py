@@ -29,6 +29,7 @@ class LiveRequest:
     """
 
     __slots__ = (
+        "_prompt_runs",
         "chain",
         "end",
         "entered",
@@ -44,7 +45,6 @@ class LiveRequest:
         "owned",
         "prefix_len",
         "prompt_len",
-        "prompt_runs",
         "request",
         "request_id",
         "retracted",
@@ -56,7 +56,7 @@ class LiveRequest:
         self.request = request
         self.request_id = request.request_id
         self.prompt_len = request.prompt_len
-        self.prompt_runs = prompt_runs(request.prompt)
+        self._prompt_runs: tuple[Run, ...] = ()
         self.entered = 0
         self.max_new_tokens = max_new_tokens
         self.ignore_eos = request.ignore_eos
@@ -82,7 +82,9 @@ class LiveRequest:
 
     def runs(self) -> list[Run]:
         """The tokens of prompt and outputs."""
-        runs = list(self.prompt_runs)
+        if not self._prompt_runs:
+            self._prompt_runs = prompt_runs(self.request.prompt)
+        runs = list(self._prompt_runs)
         own = self.num_output_tokens - self.stopped
         if own:
             runs.append((output_key(self.request_id), 0, own))
