@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.engines.vllm import block_pool
 from sim.engines.vllm.block_pool import (
     BlockPool,
     BlockTable,
@@ -140,10 +143,18 @@ def test_hits_are_those_of_comparing_token_by_token(prompts: list[list[Segment]]
 
 
 @given(
-    st.lists(st.tuples(st.sampled_from(("start", "grow", "end", "resume")), st.integers(0, 5)), max_size=60)
+    st.lists(st.tuples(st.sampled_from(("start", "grow", "end", "resume")), st.integers(0, 5)), max_size=60),
+    st.sampled_from((0, 3, 1024)),
 )
-@settings(max_examples=150, deadline=None)
-def test_counting_agrees_with_naming_where_nothing_is_shared(actions: list[tuple[str, int]]) -> None:
+@settings(max_examples=200, deadline=None)
+def test_counting_agrees_with_naming_where_nothing_is_shared(
+    actions: list[tuple[str, int]], settled_at_once: int
+) -> None:
+    with patch.object(block_pool, "SETTLED_AT_ONCE", settled_at_once):
+        compare_pools(actions)
+
+
+def compare_pools(actions: list[tuple[str, int]]) -> None:
     pools: tuple[BlockPool, BlockPool] = (
         PrefixCachingBlockPool(13, SIZE, True),
         CountingBlockPool(13, SIZE, True),

@@ -35,13 +35,16 @@ class WelcomingSglangScheduler(LeapingSglangScheduler):
 
     def _take_all_in(self) -> StepPlan | None:
         """Prefill everybody who waits; None if they do not fit for certain."""
+        if self._ratio_resets:
+            self._ratio_resets = False
+            self.ratio.reset()
         if self._fresh and not any(flight.num_prefill for flight in self._in_flight):
             self._park()
         if self._last_prefill is not None:
             self._merge_last_prefill()
         reqs, running, pool, page = self._waiting, self._running, self.pool, self.pool.page_size
         most = self.config.prefill_max_requests
-        if running.is_full or running.prefill_only or self._ratio_resets or (most and len(reqs) > most):
+        if running.is_full or running.prefill_only or (most and len(reqs) > most):
             return None
         if len(reqs) > self._free_slots or len(reqs) > self._slots - len(running.reqs):
             return None
