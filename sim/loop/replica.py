@@ -142,7 +142,8 @@ class Replica:
     def _send(self, request: Request, now: float) -> None:
         front = self._step_time.front_end
         work = front.request + front.prompt_token * request.prompt_len
-        arrival = self._front_end_free = max(self._front_end_free, now) + work
+        free = self._front_end_free
+        arrival = self._front_end_free = (free if free > now else now) + work
         self._recorder.sent(request, now, arrival)
         self._inbox.append((arrival, request))
 

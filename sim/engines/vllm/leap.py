@@ -87,6 +87,7 @@ class LeapingVllmScheduler(VllmScheduler):
         new = ParkedRequest(request, self._num_added, self.config.max_model_len, table)
         new.anchor = None
         new.in_crowd = False
+        self._blocked = False  # it may fit where those who wait do not
         return new
 
     # -- leaps --------------------------------------------------------------------------------------------
@@ -154,11 +155,6 @@ class LeapingVllmScheduler(VllmScheduler):
         return new_tuple(Leapt, (plan, blocks, None, joined, finished))
 
     # -- single calls -------------------------------------------------------------------------------------
-
-    def add_request(self, request: Request) -> None:
-        """Queue a request; see `VllmScheduler`."""
-        super().add_request(request)
-        self._blocked = False
 
     def schedule(self) -> StepPlan:
         """Decide the next batch; see `VllmScheduler`."""
