@@ -11,6 +11,7 @@ from sim.figures.quantiles import (
     interval_ranks,
     percentile,
     percentile_interval,
+    percentiles,
     supported,
     weighted_percentile,
 )
@@ -69,6 +70,20 @@ def test_percentiles_are_linear_and_say_what_twenty_samples_cannot():
     bounds = percentile_interval(sample, 99)
     assert (bounds.low, bounds.high) == (150.0, None)  # from above, twenty samples bound no P99
     assert percentile(np.array([]), 99) is None
+
+
+@given(
+    st.lists(st.floats(-1e3, 1e9), min_size=1, max_size=60),
+    st.lists(st.floats(0.0, 100.0), max_size=4),
+)
+@settings(max_examples=200, deadline=None)
+def test_percentiles_of_ordered_values_are_numpy_s_to_the_last_bit(values, others):
+    ordered, levels = np.sort(np.array(values)), [0.0, 50.0, 99.0, 99.9, 100.0, *others]
+    assert percentiles(ordered, levels) == np.percentile(ordered, levels).tolist()
+
+
+def test_percentiles_of_values_that_are_not_known_are_not_known():
+    assert all(map(math.isnan, percentiles(np.sort(np.array([1.0, NAN, 2.0])), (50.0, 99.0))))
 
 
 @pytest.mark.parametrize(

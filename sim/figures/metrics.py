@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.figures.quantiles import Runs, percentile_interval, percentile_word
+from sim.figures.quantiles import Runs, percentile_interval, percentile_word, percentiles
 from sim.loop.records import SimulatedRecords
 from sim.provenance import Note
 from sim.results import RequestRecords, Verdict
@@ -126,7 +126,7 @@ def distribution(name: str, seconds: Floats | Runs, quantiles: tuple[float, ...]
         f"median_{name}_ms": median(seconds) * 1000.0 if some else None,
         f"std_{name}_ms": float(seconds.std()) * 1000.0 if some else None,
     }
-    values = np.percentile(seconds, quantiles).tolist() if some else []
+    values = percentiles(np.sort(seconds), quantiles) if some else []
     for i, q in enumerate(quantiles):
         figures[f"p{percentile_word(q)}_{name}_ms"] = values[i] * 1000.0 if some else None
     return figures

@@ -40,6 +40,24 @@ def percentile(values: Floats, q: float) -> float | None:
     return float(np.percentile(values, q)) if len(values) else None
 
 
+def percentiles(ordered: Floats, quantiles: Sequence[float]) -> list[float]:
+    """`percentile` of values in ascending order, at several levels; there must be one.
+
+    The same to the last bit; numpy's own takes ten times as long for a thousand values.
+    """
+    last = len(ordered) - 1
+    if math.isnan(ordered[last]):
+        return [math.nan] * len(quantiles)
+    found = []
+    for q in quantiles:
+        position = last * (q / 100.0)
+        below = min(int(position), last)
+        low, high, share = float(ordered[below]), float(ordered[min(below + 1, last)]), position - below
+        gap = high - low
+        found.append(low + gap * share if share < 0.5 else high - gap * (1.0 - share))
+    return found
+
+
 def percentile_interval(values: Floats, q: float, level: float = 0.95) -> Interval:
     """Distribution-free bounds of the true `q`-th percentile, by order statistics.
 
@@ -57,8 +75,8 @@ def percentile_interval(values: Floats, q: float, level: float = 0.95) -> Interv
     ranks = interval_ranks(len(values), q, level)
     ordered = np.sort(values)
     low, high = (None if rank is None else float(ordered[rank - 1]) for rank in ranks)
-    point = percentile(ordered, q)
-    if point is not None:
+    if len(ordered):
+        (point,) = percentiles(ordered, (q,))
         low, high = (None if low is None else min(low, point)), (None if high is None else max(high, point))
     return Interval(low, high)
 
