@@ -35,7 +35,7 @@ from sim.hardware.spec import GpuSpec
 from sim.memory import MemoryAccount, MemoryLine
 from sim.models.model import ModelConfig
 from sim.models.weights import weight_bytes, with_quantization
-from sim.provenance import Origin
+from sim.provenance import Note, Origin
 from sim.scenario import EngineConfig, Observed
 
 
@@ -80,8 +80,9 @@ def account(
     )
     if observed.kv_cache_tokens is not None:
         if observed.num_gpu_blocks and abs(tokens - observed.kv_cache_tokens) > 2 * layout.block_size:
-            told = f"are {tokens:,} tokens of this model, but --kv-cache-tokens says otherwise; give one"
-            raise BadInput("--num-gpu-blocks", observed.num_gpu_blocks, told)
+            told = f"{blocks:,} blocks are {tokens:,} tokens of this model, and "
+            told += f"{observed.kv_cache_tokens:,} were told as well; the blocks decide"
+            notes.append(Note("warning", "--num-gpu-blocks", told))
         tokens = observed.kv_cache_tokens
     estimates = [
         layouts.logged_tokens(
