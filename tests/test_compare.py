@@ -15,7 +15,8 @@ from sim.cli.compare import compare as compare_command
 from sim.cli.compare import parse_percent
 from sim.comparison.compare import Comparison, MetricRow, compare, exceeds, figure, samples
 from sim.comparison.identity import differences
-from sim.comparison.loads import grouped, matching, scenario_for
+from sim.comparison.loads import grouped, matching, named, scenario_for
+from sim.comparison.noise import Noise
 from sim.comparison.regimes import judge
 from sim.comparison.text import comparison_json, format_comparison
 from sim.errors import BadInput, NotComparable
@@ -255,6 +256,40 @@ def test_the_gate_excuses_noise_only_if_it_was_measured() -> None:
     )
 
 
+def test_with_noise_allowed_the_worst_is_what_noise_does_not_explain() -> None:
+    noisy_row = MetricRow("p99_itl_ms", 27.0, 100.0, 50, noise=Noise(0.5, 3, "measured"))
+    clear = MetricRow("mean_ttft_ms", 77.0, 100.0, 50, noise=Noise(0.01, 3, "measured"))
+    found = replace(compare(*pair()), rows=(noisy_row, clear))
+    assert "worst: p99_itl_ms -73.0%, within twice its repeat noise: FAIL at 10%" in format_comparison(
+        found, 0.1
+    )
+    told = format_comparison(found, 0.1, allow_noise=True)
+    assert "worst: mean_ttft_ms -23.0%: FAIL at 10%" in told
+    alone = replace(found, rows=(noisy_row,))
+    told = format_comparison(alone, 0.1, allow_noise=True)
+    assert "worst: p99_itl_ms -73.0%, within twice its repeat noise: PASS at 10%" in told
+    assert exceeds([alone], 0.1, allow_noise=True) == []
+
+
+def test_times_of_sending_that_differ_are_no_error_of_the_engine() -> None:
+    """Two draws of one rate; the runs took as long as the requests needed to be sent."""
+    predicted, measured = pair(rate=5.0)
+    again = result_of(
+        records_of(poisson_load(200, 5.0, 9), noisy(0.1, 200, 2), noisy(0.02, 200, 3)), rate=5.0
+    )
+    found = compare(predicted, [again, replace(again, aggregates={**again.aggregates})])
+    interval = row(found, "duration").interval
+    assert interval is not None
+    assert interval.parts["schedule"] > 0.01
+    assert interval.low <= 0.0 <= interval.high
+    assert any(note.subject == "schedule" for note in found.notes)
+    same = compare(predicted, measured)
+    assert not any(note.subject == "schedule" for note in same.notes)
+    heads = row(found, "mean_ttft_ms").interval
+    assert heads is not None
+    assert "schedule" not in heads.parts
+
+
 def test_the_steady_window_is_the_same_on_both_sides() -> None:
     sent = np.arange(300) / 10.0
     filling = np.where(np.arange(300) < 60, 2.0, 0.1)
@@ -295,6 +330,25 @@ def test_a_run_is_no_repeat_of_itself() -> None:
     figures = {"mean_ttft_ms": 58.0, "completed": 20}
     with pytest.raises(BadInput, match="same run"):
         grouped([("1", aggregates_of(figures)), ("2", aggregates_of(figures))])
+
+
+def test_a_printed_report_of_a_run_is_that_run() -> None:
+    run = pair()[1]
+    report = aggregates_of({k: round(float(v), 2) for k, v in run.aggregates.items() if v is not None})
+    report = replace(report, identity=run.identity)
+    with pytest.raises(BadInput, match="is the same run as run"):
+        grouped([("run.json", run), ("report.txt", report)])
+
+
+def test_a_served_name_stands_for_the_model(tmp_path: Path) -> None:
+    from sim.build import build_scenario
+
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO.replace("--max-model-len", "--served-model-name m --max-model-len"))
+    scenario = build_scenario(file=file)
+    run = replace(pair()[1], identity={**pair()[1].identity, "model": "m"})
+    assert named(run, scenario).identity["model"] == scenario.model.name
+    assert named(pair()[1], scenario).identity == pair()[1].identity
 
 
 def test_flags_of_two_predictions_are_held_against_each_other() -> None:

@@ -80,7 +80,7 @@ def compare(
     check_outputs(places, [predictions.dataset])
     if any(path.samefile(prediction) for path in measured):
         raise BadInput("MEASURED", str(prediction), "is PREDICTION itself; give a measured run of that load")
-    runs = [(str(path), result) for path in measured for result in read_results(path)]
+    runs = [(str(path), predictions.named(result)) for path in measured for result in read_results(path)]
     groups = grouped(runs)
     comparisons: list[Comparison] = []
     for group in groups:
@@ -100,7 +100,7 @@ def compare(
             files = Path(name).name + repeats_text(len(group) - 1)
             beside = "another prediction" if first.origin == "predicted" else first.tool
             click.echo(f"{files} ({load_name(first)}): predicted beside {beside}")
-            click.echo(format_comparison(comparison, threshold))
+            click.echo(format_comparison(comparison, threshold, allow_noise=allow_noise))
     if json_to is not None:
         _write_json(comparisons, threshold, json_to)
     if plot is not None:
@@ -144,6 +144,12 @@ class _Predictions:
 
         dataset = None if self._scenario is None else self._scenario.workload.dataset
         return dataset.path if isinstance(dataset, FileDataset) else None
+
+    def named(self, measured: BenchResult) -> BenchResult:
+        """A measured run under the model's own name, where the scenario tells the served one."""
+        from sim.comparison.loads import named
+
+        return measured if self._scenario is None else named(measured, self._scenario)
 
     def of(self, measured: BenchResult, path: Path) -> tuple[BenchResult, float | None]:
         """The prediction of a load, and the predicted capacity [requests/s] where that can be told."""

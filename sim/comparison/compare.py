@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import numpy as np
 
 from sim.comparison.figures import (
     LATENCY_KEYS,
@@ -19,7 +22,7 @@ from sim.comparison.figures import (
     samples,
     split_key,
 )
-from sim.comparison.identity import Difference, differences
+from sim.comparison.identity import Difference, differences, load_of
 from sim.comparison.intervals import ErrorInterval, error_interval, is_silent, prediction_interval
 from sim.comparison.noise import Noise, repeat_noise
 from sim.comparison.regimes import Regimes, judge
@@ -44,6 +47,7 @@ __all__ = [
 ]
 
 MARGIN = 0.10
+SAME_SCHEDULE = 0.002  # of the time of sending; a larger difference is told
 # Amounts of work that must agree before any timing may be compared, with the relative slack allowed.
 WORK = {"completed": 0.0, "total_input_tokens": 0.01, "total_output_tokens": 0.01}
 BOTH_PREDICTED = (
@@ -81,6 +85,11 @@ class MetricRow:
         if self.predicted is None or not self.measured:
             return None
         return self.predicted / self.measured - 1.0
+
+    @property
+    def excused(self) -> bool:
+        """Whether the measured repeat noise explains the error; an assumed one excuses nothing."""
+        return self.within_noise and self.noise is not None and self.noise.repeats > 0
 
     @property
     def within_noise(self) -> bool:
@@ -127,7 +136,13 @@ class Comparison:
     @property
     def worst(self) -> MetricRow | None:
         """The deciding row with the largest absolute error: errors that cancel elsewhere do not hide."""
+        return self.worst_row()
+
+    def worst_row(self, *, allow_noise: bool = False) -> MetricRow | None:
+        """As `worst`; with `allow_noise` of those rows that their measured repeat noise does not excuse."""
         scored = [row for row in self.rows if row.scored and row.error is not None]
+        if allow_noise:
+            scored = [row for row in scored if not row.excused] or scored
         return max(scored, key=lambda row: abs(row.error or 0.0)) if scored else None
 
     def verdict(self, threshold: float = MARGIN) -> Literal["PASS", "FAIL", "UNDECIDED"]:
@@ -226,7 +241,7 @@ def exceeds(comparisons: Sequence[Comparison], threshold: float, *, allow_noise:
         for row in comparison.rows:
             if not row.scored or row.error is None or abs(row.error) <= threshold:
                 continue
-            if allow_noise and row.within_noise and row.noise is not None and row.noise.repeats:
+            if allow_noise and row.excused:
                 continue
             over.append(f"{row.key} {row.error:+.1%}")
     return over
@@ -259,6 +274,7 @@ def _rows(predicted: BenchResult, repeats: list[BenchResult], regimes: Regimes) 
     spreads: dict[str, float] = {}
     if predicted.records is not None and first.records is not None:
         spreads = log_ratio_spread(predicted.records, first.records, LATENCY_KEYS)
+    apart = schedules_apart(predicted, first)
     rows = []
     if regimes.capacity_predicted and regimes.capacity_measured and not regimes.scores("mean_ttft_ms"):
         rows.append(MetricRow("capacity", regimes.capacity_predicted, regimes.capacity_measured))
@@ -279,7 +295,13 @@ def _rows(predicted: BenchResult, repeats: list[BenchResult], regimes: Regimes) 
         interval = None
         if not alike and not is_silent(predicted, key):
             interval = error_interval(
-                key, row.error, prediction_interval(predicted, key), spreads.get(key), noise, len(known)
+                key,
+                row.error,
+                prediction_interval(predicted, key),
+                spreads.get(key),
+                noise,
+                len(known),
+                schedule=apart if key in ("duration", *THROUGHPUTS) else 0.0,
             )
         rows.append(replace(row, interval=interval))
     for key in _SERVER_KEYS:
@@ -288,6 +310,18 @@ def _rows(predicted: BenchResult, repeats: list[BenchResult], regimes: Regimes) 
             value = None if ours is None else float(ours)
             rows.append(MetricRow(key, value, float(theirs), scored=False, unscored="not a latency"))
     return rows
+
+
+def schedules_apart(predicted: BenchResult, measured: BenchResult) -> float:
+    """By what share the prediction took longer to send than the run did; 0 where answers set the pace.
+
+    Two draws of one rate take different times; that says nothing of an engine.
+    """
+    rate = load_of(measured.identity)[0]
+    if rate is None or not math.isfinite(rate) or predicted.records is None or measured.records is None:
+        return 0.0
+    spans = [float(np.nanmax(r.sent) - np.nanmin(r.sent)) for r in (predicted.records, measured.records)]
+    return spans[0] / spans[1] - 1.0 if min(spans) > 0 else 0.0
 
 
 def _samples_of(result: BenchResult, key: str) -> int | None:
@@ -325,6 +359,9 @@ def _remarks(predicted: BenchResult, measured: BenchResult, rows: Sequence[Metri
     if (text := cancellation(predicted, measured)) is not None:
         notes.append(Note("warning", "cancellation", text))
     notes += [Note("warning", "identity", text) for text in does_not_add_up(predicted, measured)]
+    if abs(apart := schedules_apart(predicted, measured)) > SAME_SCHEDULE:
+        text = f"the times of sending differ, in all by {apart:+.1%}, and duration and throughput with them"
+        notes.append(Note("info", "schedule", f"{text}; --replay sends requests as recorded"))
     completed = measured.aggregates.get("completed")
     if completed is not None and completed < 100 and any("p99" in row.key for row in rows):
         text = f"P99 of {int(completed)} requests is about their maximum; it is shown and does not decide"

@@ -20,7 +20,8 @@ class ErrorInterval:
     """Where the true relative error lies with 90 % confidence, and what the width is made of.
 
     Attributes:
-        parts: half-widths that were added in quadrature, relative: "prediction", "sampling", "repeats".
+        parts: half-widths that were added in quadrature, relative: "prediction", "sampling", "repeats",
+            "schedule".
     """
 
     low: float
@@ -67,6 +68,7 @@ def error_interval(
     sampling: float | None,
     noise: Noise | None,
     runs: int,
+    schedule: float = 0.0,
 ) -> ErrorInterval | None:
     """Join what is uncertain; independent causes add in quadrature on the log scale.
 
@@ -76,6 +78,8 @@ def error_interval(
         sampling: standard deviation of log(predicted / measured) over resampled requests; a prediction with
             an interval of its own has the choice of requests in it.
         runs: measured runs that the figure is the mean of.
+        schedule: by how much the two sides' times of sending differ, for figures that follow them: no more
+            is known of such a difference than that the draw made it.
 
     Returns:
         None if nothing is known to be uncertain: no error, or no cause.
@@ -92,6 +96,8 @@ def error_interval(
     if noise is not None:
         share = mean_error_share(noise, runs)
         parts["repeats"] = (share, share)
+    if schedule:
+        parts["schedule"] = (abs(math.log1p(schedule)), abs(math.log1p(schedule)))
     if not any(any(part) for part in parts.values()):
         return None
     low, high = (math.sqrt(sum(part[side] ** 2 for part in parts.values())) for side in (0, 1))

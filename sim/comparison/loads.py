@@ -18,6 +18,8 @@ from sim.scenario import Scenario
 from sim.workload.spec import FileDataset, WorkloadSpec
 
 REPLAY = "--replay"
+ROUNDED = 0.006  # a report prints two digits behind the point
+FIGURES = 2  # so many at least tell a run by its figures
 CAPPED = (
     "the client's cap held requests back, so that their times follow from the answers: they are sent by "
     "rate and cap, not at the recorded times"
@@ -50,8 +52,13 @@ def _check_new(name: str, run: BenchResult, group: Sequence[tuple[str, BenchResu
 
 
 def same_run(one: BenchResult, other: BenchResult) -> bool:
-    """Whether two results are of one run: every figure and every moment agree."""
-    return one.aggregates == other.aggregates and _sent(one) == _sent(other)
+    """Whether two results are of one run: all moments agree, or all figures but for what a report rounds."""
+    if one.records is not None and other.records is not None:
+        return one.aggregates == other.aggregates and _sent(one) == _sent(other)
+    shared = [key for key in one.aggregates if other.aggregates.get(key) is not None]
+    pairs = [(one.aggregates[key], other.aggregates[key]) for key in shared]
+    known = [(float(a), float(b)) for a, b in pairs if a is not None and b is not None]
+    return len(known) >= FIGURES and all(abs(a - b) <= ROUNDED for a, b in known)
 
 
 def _sent(run: BenchResult) -> bytes | None:
@@ -121,6 +128,14 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
             notes = (*notes, Note("warning", REPLAY, CAPPED))
     seed = spec.seed if "seed" in known else scenario.seed
     return replace(scenario, workload=spec, seed=seed, notes=notes)
+
+
+def named(result: BenchResult, scenario: Scenario) -> BenchResult:
+    """The result with the model's own name, where its client knew only the name that it was served under."""
+    served = next((v for flag, v in scenario.engine.given if flag == "--served-model-name"), None)
+    if served is None or result.identity.get("model") not in served.split():
+        return result
+    return replace(result, identity={**result.identity, "model": scenario.model.name})
 
 
 def sent_requests(measured: BenchResult) -> int | None:
