@@ -114,10 +114,10 @@ def validate(data: Path, only: tuple[str, ...], jobs: int) -> None:
 
     found = validate_folder(data, jobs, only)
     outcomes = list(found.outcomes.values())
-    click.echo(render(outcomes))
+    click.echo(render(outcomes, pooled=found.whole))
     if found.skipped:
         click.echo(f"skipped, not known here: {', '.join(found.skipped)}")
-    sys.exit(0 if passed(outcomes) else 1)
+    sys.exit(0 if passed(outcomes, pooled=found.whole) else 1)
 
 
 def fit_measured(

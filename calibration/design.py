@@ -160,7 +160,7 @@ class _Designer:
             order[candidate.label] = index
             sized = self._sized(candidate, limit)
             if sized is None:
-                text = f"left out: even {FEWEST} requests of it take longer than {limit:.0f} s"
+                text = f"left out: the least of it takes longer than {limit:.0f} s, all that one run may take"
                 notes.append(Note("warning", candidate.label, text))
             else:
                 open_runs.append(sized)
@@ -297,7 +297,7 @@ def plan_text(plan: Plan, command: str) -> str:
             "rates of the mixed loads from the runs before them"
         )
     if plan.open:
-        lines.append(f"will stay near what is believed now: {', '.join(plan.open)}")
+        lines.append(f"will still rest on belief more than on these runs: {', '.join(plan.open)}")
     lines += [f"{note.kind}: {note.subject}: {note.text}" for note in plan.notes]
     lines.append("")
     for run in plan.runs:

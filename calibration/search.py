@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from calibration.parameters import Prior, Space
 from calibration.replay import account_of, run_once
 from calibration.result import FitResult, statuses, unexplained
 from sim.figures.metrics import Figures, summarise
+from sim.loop.replica import StepSink
 from sim.loop.run import RunOutcome
 from sim.request import Request
 from sim.scenario import Scenario
@@ -43,8 +45,6 @@ NOISE: Mapping[str, float] = {
 }
 # Several requests of a closed loop come in waves, whose TTFT moves by a tenth for nothing.
 WAVES = 0.10
-# The engines' settings of how many prompt tokens a step takes at most.
-BUDGETS = {"vllm": "max_num_batched_tokens", "sglang": "chunked_prefill_size"}
 # A few figures are met too easily to tell how wrong the formula is; steps of the two published MoE sets that
 # were not fitted were off by 2 to 4 %.
 FIGURES_FLOOR = 0.02
@@ -99,27 +99,34 @@ def _soft(z: Floats) -> Floats:
     return np.sign(z) * np.where(size <= 3.0, size, np.sqrt(np.maximum(6.0 * size - 9.0, 0.0)))
 
 
-def simulated_figures(run: ClientRun, model: RooflineModel) -> Mapping[str, float | int | None]:
+def simulated_figures(run: ClientRun, model: RooflineModel) -> Figures:
     """The figures of the run's own load, simulated."""
-    return _simulated(run, model)[0]
+    outcome = _sent(run.scenario, run.sent(), model)
+    return summarise(outcome.records, run.scenario.workload, outcome.duration)
 
 
-def _simulated(run: ClientRun, model: RooflineModel) -> tuple[Figures, ValidRange]:
-    """The figures of the run's own load, and the largest steps that it held for sure."""
-    scenario, requests = run.scenario, run.sent()
-    outcome = _sent(scenario, requests, model)
-    figures = summarise(outcome.records, scenario.workload, outcome.duration)
-    running = int(outcome.series.running.max()) if len(outcome.series.running) else 1
-    budget = int(scenario.engine[BUDGETS[scenario.engine.name]])
-    prompt = max(request.prompt_len for request in requests)
-    prompt = min(prompt, budget) if budget > 0 else prompt
+def simulated_range(run: ClientRun, model: RooflineModel) -> ValidRange:
+    """The largest steps that the run's own load takes, simulated step by step."""
+    sizes = [1, 0, 0]
+
+    def look(step: Mapping[str, Any]) -> None:
+        chunks = [count for _, _, count in step["scheduled"]]
+        prompts = [count for count in chunks if count > 1]
+        for place, size in enumerate((sum(chunks), sum(prompts), len(chunks) - len(prompts))):
+            sizes[place] = max(sizes[place], size)
+
+    requests = run.sent()
+    _sent(run.scenario, requests, model, look)
+    tokens, prompt, decodes = sizes
     context = max(request.prompt_len + request.max_tokens for request in requests)
-    return figures, ValidRange(max(prompt, running), prompt, running, context)
+    return ValidRange(tokens, prompt, decodes, context)
 
 
-def _sent(scenario: Scenario, requests: Sequence[Request], model: RooflineModel) -> RunOutcome:
+def _sent(
+    scenario: Scenario, requests: Sequence[Request], model: RooflineModel, steps: StepSink | None = None
+) -> RunOutcome:
     cap = scenario.workload.max_concurrency
-    return run_once(scenario, requests, model, account_of(scenario), max_concurrency=cap)
+    return run_once(scenario, requests, model, account_of(scenario), max_concurrency=cap, steps=steps)
 
 
 def _least(run: ClientRun, model: RooflineModel, figures: Figures) -> dict[str, float]:
@@ -262,7 +269,7 @@ def search(runs: Sequence[ClientRun], space: Space, before: FitResult | None = N
     seen = [] if before is None else [before.valid]
     for run in runs:
         model = replace(roofline(run.scenario), efficiencies=efficiencies)
-        figures, valid = _simulated(run, model)
+        figures, valid = simulated_figures(run, model), simulated_range(run, model)
         found = {k: float(figures.get(k) or math.nan) / v - 1.0 for k, v in targets(run).items()}
         residuals[run.name] = found
         decodes += [found[k] for k in ("mean_tpot_ms", "median_itl_ms") if k in found]

@@ -30,7 +30,7 @@ from calibration.validate.truth import (
 from sim.build import build_scenario
 from sim.errors import BadInput
 from sim.hardware.gpus import find_gpu
-from sim.simulate import roofline
+from sim.simulate import roofline, simulate
 from sim.steptime.efficiencies import BOUNDS
 
 
@@ -174,7 +174,12 @@ def test_a_fit_to_figures_says_what_steps_it_has_seen():
     figures = simulated_figures(ClientRun("r.json", subject, {}), truth)
     found = search([ClientRun("r.json", subject, figures)], space_of(prior(), ("weight_bandwidth",)))
     assert found.value("weight_bandwidth") == pytest.approx(0.7, rel=0.02)
-    assert (found.valid.decode_seqs, found.valid.prefill_tokens, found.valid.context) == (4, 100, 120)
+    # Three prompts come together, as those of a wave do.
+    assert (found.valid.decode_seqs, found.valid.prefill_tokens, found.valid.context) == (4, 300, 120)
+    again = replace(truth, efficiencies=found.efficiencies, valid=found.valid)
+    assert simulate(subject, step_time=again).result.verdict.status == "VALID"
+    narrower = replace(again, valid=found.valid._replace(prefill_tokens=100))
+    assert simulate(subject, step_time=narrower).result.verdict.status == "SUSPECT"
     # Four requests in flight come in waves, and few figures hide what the formula lacks.
     assert found.first_token == WAVES
     assert found.structure == FIGURES_FLOOR

@@ -79,6 +79,9 @@ def test_kept_bounds_end_with_status_0_and_the_pooled_coverage_is_counted(tmp_pa
     assert "bounds: 3 of 3 kept" in done.output
     assert "skipped, not known here: notes_of_mine" in done.output
     assert "90 % intervals: 3 of 3 held-out figures inside (100 %" in done.output
+    # Three figures of one data set are no test of 80 to 97 %.
+    assert "not judged here" in done.output
+    assert done.exit_code == 0
 
 
 def test_a_missed_bound_ends_with_status_1(tmp_path: Path) -> None:
@@ -112,6 +115,15 @@ def test_an_error_is_signed_and_relative_to_the_measurement() -> None:
     assert row(106.0).missed is True
     assert row(106.0, bound=None).missed is False
     assert row(math.nan).missed is True
+
+
+def test_coverage_is_judged_of_all_data_sets_together_only() -> None:
+    """Ninety figures that all lie inside: intervals too wide."""
+    wide = [Outcome(tuple(row(100.0) for _ in range(90)))]
+    assert not passed(wide)
+    assert "to be 80 to 97 %)  MISSED" in render(wide)
+    assert passed(wide, pooled=False)
+    assert "MISSED" not in render(wide, pooled=False)
 
 
 def test_coverage_counts_held_out_figures_only() -> None:

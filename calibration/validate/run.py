@@ -22,10 +22,12 @@ class Validation:
     Attributes:
         outcomes: by data set, in the order of `MODULES`.
         skipped: subfolders that no module knows.
+        whole: every data set that is known here was looked at.
     """
 
     outcomes: Mapping[str, Outcome]
     skipped: tuple[str, ...]
+    whole: bool = True
 
 
 def validate_folder(folder: Path, jobs: int = 2, only: tuple[str, ...] = ()) -> Validation:
@@ -52,7 +54,9 @@ def validate_folder(folder: Path, jobs: int = 2, only: tuple[str, ...] = ()) -> 
     work = [delayed(_one)(known[name], folder / name) for name in chosen]
     outcomes = Parallel(n_jobs=min(jobs, len(work)))(work)
     return Validation(
-        dict(zip(chosen, outcomes, strict=True)), tuple(name for name in present if name not in known)
+        dict(zip(chosen, outcomes, strict=True)),
+        tuple(name for name in present if name not in known),
+        len(chosen) == len(known),
     )
 
 
