@@ -124,6 +124,7 @@ def fit_measured(
     inputs: ScenarioOptions, measured: tuple[Path, ...], out: Path | None, profile: Path | None
 ) -> None:
     """Fit results that are there."""
+    from calibration.again import again_text
     from calibration.fit import fit
     from calibration.from_files import evidence_files
     from calibration.plan_run import coefficients_text, prior_of
@@ -139,6 +140,8 @@ def fit_measured(
     first = evidence[0].scenario
     found = fit(evidence, prior_of(_profile(profile), first))
     click.echo(coefficients_text(found))
+    if again := again_text(evidence, found.efficiencies):
+        click.echo(again)
     click.echo(NOTHING_HELD_OUT)
     write_profile(profile_content(found, first, evidence), out)
     click.echo(f"profile: {out}", err=True)

@@ -128,7 +128,8 @@ def coefficients_text(fit: FitResult) -> str:
     for name, errors in fit.residuals.items():
         told = ", ".join(f"{key} {error:+.1%}" for key, error in errors.items() if math.isfinite(error))
         if told:
-            lines.append(f"reproduces {name}: {told}")
+            how = "reproduces" if all(key.endswith("_ms") for key in errors) else "at its recorded times,"
+            lines.append(f"{how} {name}: {told}")
     return "\n".join([*lines, *warnings(fit)])
 
 

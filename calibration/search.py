@@ -90,7 +90,8 @@ def _noise(key: str, run: ClientRun) -> float:
 
 
 def _in_waves(run: ClientRun) -> bool:
-    return (run.scenario.workload.max_concurrency or 1) > 1
+    spec = run.scenario.workload
+    return spec.closed_loop and (spec.max_concurrency or 1) > 1
 
 
 def _soft(z: Floats) -> Floats:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from calibration.again import MEANS, again_text, predicted_again
 from calibration.cli import calibrate
+from calibration.evidence import ClientRun
 from calibration.plan_run import lacking, prior_of
 from sim.build import build_scenario
 from sim.errors import BadInput, ServecastError
 from sim.profile import load_profile
 from sim.results_io.files import write_result
-from sim.simulate import simulate
+from sim.simulate import roofline, simulate
 from tests.real.dummy_model import write
 
 FAKE = Path(__file__).parent / "fakes" / "fake_engine.py"
@@ -88,8 +91,6 @@ def test_launch_measure_fit_check_write(scenario: Path, tmp_path: Path) -> None:
 
 
 def write_measured(scenario: Path, path: Path, seed: int | None = None) -> Path:
-    from dataclasses import replace
-
     made = simulate(build_scenario(file=scenario, seed=seed)).result
     write_result(replace(made, origin="measured", tool="a test", extra={}), path)
     return path
@@ -133,6 +134,25 @@ def test_a_fit_says_what_its_words_mean_and_that_nothing_was_held_out(
     done = run(str(scenario), "--from", str(measured), "--out", str(tmp_path / "p.json"))
     assert "held out: nothing" in done.output
     assert "status: fitted by the runs" in done.output
+    # What the fit reproduces at recorded times is one thing, what a prediction of that run says another.
+    (line,) = [text for text in done.output.splitlines() if text.startswith("predicted again")]
+    errors = [float(word.rstrip("%,")) for word in line.split() if word.rstrip(",").endswith("%")]
+    assert len(errors) == 3
+    assert all(abs(error) < 3 for error in errors)
+    assert "WARNING: a run that was fitted" not in done.output
+
+
+def test_a_fitted_run_that_is_predicted_badly_is_said_to_be(scenario: Path) -> None:
+    subject = build_scenario(file=scenario)
+    model = roofline(subject)
+    figures = simulate(subject, step_time=model).result.aggregates
+    right = ClientRun("r.json", subject, figures)
+    assert predicted_again(right, model.efficiencies) == pytest.approx(dict.fromkeys(MEANS, 0.0), abs=0.01)
+    slow = replace(right, figures={**figures, "mean_ttft_ms": 2 * float(figures["mean_ttft_ms"] or 0.0)})
+    told = again_text([slow], model.efficiencies)
+    assert "predicted again r.json: mean TTFT -50.0%, TPOT" in told
+    assert "WARNING: a run that was fitted is 50% off" in told
+    assert "WARNING" not in again_text([right], model.efficiencies)
 
 
 def test_a_profile_says_what_it_lacks_and_starts_the_next_fit(

@@ -1,0 +1,57 @@
+"""A fit's own runs predicted as `predict` would: without being held to anything that was recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from calibration.evidence import ClientRun, Evidence
+from calibration.replay import account_of, run_once
+from calibration.validate.foresee import measured_figures
+from sim.figures.metrics import summarise
+from sim.simulate import roofline
+from sim.steptime.efficiencies import Efficiencies
+from sim.workload.generate import generate
+
+POOR = 0.15  # a mean that a fit has seen should be nearer
+MEANS = {"mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT", "mean_e2el_ms": "E2E"}
+
+
+def predicted_again(run: ClientRun, efficiencies: Efficiencies) -> Mapping[str, float]:
+    """Signed relative errors of a run's means; its load is generated, and its answers set their own pace."""
+    scenario = run.scenario
+    outcome = run_once(
+        scenario,
+        generate(scenario.workload),
+        replace(roofline(scenario), efficiencies=efficiencies),
+        account_of(scenario),
+        max_concurrency=scenario.workload.max_concurrency,
+    )
+    figures = summarise(outcome.records, scenario.workload, outcome.duration)
+    measured = run.figures if run.requests is None else measured_figures(run.requests)
+    found = {}
+    for key in MEANS:
+        ours, theirs = figures.get(key), measured.get(key)
+        if ours and theirs and math.isfinite(ours / theirs):
+            found[key] = float(ours / theirs) - 1.0
+    return found
+
+
+def again_text(evidence: Sequence[Evidence], efficiencies: Efficiencies) -> str:
+    """A line per run of a client, then what its reader should know of lines far off; "" without any."""
+    lines, worst = [], 0.0
+    for run in evidence:
+        if not isinstance(run, ClientRun):
+            continue
+        found = predicted_again(run, efficiencies)
+        if found:
+            told = ", ".join(f"{MEANS[key]} {error:+.1%}" for key, error in found.items())
+            lines.append(f"predicted again {run.name}: mean {told}")
+            worst = max(worst, *map(abs, found.values()))
+    if worst > POOR:
+        lines.append(
+            f"WARNING: a run that was fitted is {worst:.0%} off when it is predicted: its load may not be "
+            "the scenario's, or the formula is not its engine's"
+        )
+    return "\n".join(lines)
