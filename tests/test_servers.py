@@ -215,6 +215,16 @@ def test_ready_is_not_an_open_port_nor_a_listed_model():
     assert dict(times.milestones)["health"] == 90.0
 
 
+def test_what_the_log_says_while_a_look_finds_everything_counts_as_before_ready():
+    class Quick(Scripted):
+        def look(self):
+            self.now += 5.0  # a look takes a while: the engine may come up within a single one
+            return super().look()
+
+    server = Quick([(3.0, {"log": "Application startup complete", "models": ("m",), "completion": True})])
+    assert [name for name, _ in server.wait().milestones] == ["http", "ready"]
+
+
 def test_an_exit_ends_the_wait_when_it_happens():
     server = Scripted([(15.0, {"exit": 1})])
     with pytest.raises(EngineFailed, match="engine_exited_during_startup"):

@@ -44,6 +44,7 @@ class ProcessServer:
         self._patience = patience  # s from SIGTERM to SIGKILL
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
+        self._seen: set[tuple[str, int]] = set()  # pid and start time of every process that was ours
         self._launch_id = uuid.uuid4().hex
         self._port: int | None = None
 
@@ -161,10 +162,13 @@ class ProcessServer:
         for entry in Path("/proc").glob("[0-9]*"):
             # Gone in the meantime, or another user's.
             with contextlib.suppress(OSError):
-                state, session = _state_and_session((entry / "stat").read_bytes())
+                state, session, started = _state_session_start((entry / "stat").read_bytes())
                 if state == b"Z":
                     continue
-                if session == leader or wanted in (entry / "environ").read_bytes().split(b"\0"):
+                # One that is dying has no environment any more while it still gives its memory back.
+                known = (entry.name, started) in self._seen
+                if known or session == leader or wanted in (entry / "environ").read_bytes().split(b"\0"):
+                    self._seen.add((entry.name, started))
                     alive.add(int(entry.name))
         return sorted(alive)
 
@@ -174,10 +178,10 @@ class ProcessServer:
             self._log = None
 
 
-def _state_and_session(stat: bytes) -> tuple[bytes, int]:
-    """Fields 3 and 6 of /proc/PID/stat; the name in field 2 may hold spaces and brackets."""
+def _state_session_start(stat: bytes) -> tuple[bytes, int, int]:
+    """Fields 3, 6 and 22 of /proc/PID/stat; the name in field 2 may hold spaces and brackets."""
     fields = stat[stat.rindex(b")") + 2 :].split()
-    return fields[0], int(fields[3])
+    return fields[0], int(fields[3]), int(fields[19])
 
 
 def _kill(pid: int, number: signal.Signals) -> None:

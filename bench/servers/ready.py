@@ -153,6 +153,12 @@ def wait_ready(
             if on_progress is not None:
                 on_progress(name, clock() - launched)
 
+    def read_log() -> None:
+        log = server.logs()
+        for name, pattern in _MILESTONES:
+            if pattern.search(log):
+                reached(name)
+
     moved_at, seen_size, seen = launched, -1, Readiness()
     refused_since: float | None = None
     while True:
@@ -161,10 +167,7 @@ def wait_ready(
         size = server.log_size()
         if size != seen_size:
             moved_at, seen_size = clock(), size
-            log = server.logs()
-            for name, pattern in _MILESTONES:
-                if pattern.search(log):
-                    reached(name)
+            read_log()
         now_seen = look()
         if now_seen.port_open:
             reached("port")
@@ -176,6 +179,7 @@ def wait_ready(
         if now_seen.models is not None and model_id not in now_seen.models:
             raise EngineFailed(_wrong_model(model_id, now_seen.models))
         if now_seen.completion:
+            read_log()  # a look may find everything at once: lines written since the last reading come before it
             reached("ready")
             return StartTimes(tuple(milestones))
         # Healthy, the model listed, and still no completion: that is no warm-up any more.
