@@ -179,7 +179,7 @@ def wait_ready(
         if now_seen.models is not None and model_id not in now_seen.models:
             raise EngineFailed(_wrong_model(model_id, now_seen.models))
         if now_seen.completion:
-            read_log()  # a look may find everything at once: lines written since the last reading come before it
+            read_log()  # what was written during this look, which may have found everything at once
             reached("ready")
             return StartTimes(tuple(milestones))
         # Healthy, the model listed, and still no completion: that is no warm-up any more.
