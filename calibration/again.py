@@ -10,11 +10,11 @@ from calibration.evidence import ClientRun, Evidence
 from calibration.replay import account_of, run_once
 from calibration.validate.foresee import measured_figures
 from sim.figures.metrics import summarise
+from sim.profile import AGAIN_POOR, worst_again
 from sim.simulate import roofline
 from sim.steptime.efficiencies import Efficiencies
 from sim.workload.generate import generate
 
-POOR = 0.15  # a mean that a fit has seen should be nearer
 MEANS = {"mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT", "mean_e2el_ms": "E2E"}
 
 
@@ -38,18 +38,21 @@ def predicted_again(run: ClientRun, efficiencies: Efficiencies) -> Mapping[str, 
     return found
 
 
-def again_text(evidence: Sequence[Evidence], efficiencies: Efficiencies) -> str:
-    """A line per run of a client, then what its reader should know of lines far off; "" without any."""
-    lines, worst = [], 0.0
-    for run in evidence:
-        if not isinstance(run, ClientRun):
-            continue
-        found = predicted_again(run, efficiencies)
-        if found:
-            told = ", ".join(f"{MEANS[key]} {error:+.1%}" for key, error in found.items())
-            lines.append(f"predicted again {run.name}: mean {told}")
-            worst = max(worst, *map(abs, found.values()))
-    if worst > POOR:
+def all_again(evidence: Sequence[Evidence], efficiencies: Efficiencies) -> dict[str, dict[str, float]]:
+    """By the name of each run of a client that can be predicted: signed relative errors of its means."""
+    clients = [run for run in evidence if isinstance(run, ClientRun)]
+    found = {run.name: dict(predicted_again(run, efficiencies)) for run in clients}
+    return {name: errors for name, errors in found.items() if errors}
+
+
+def again_text(again: Mapping[str, Mapping[str, float]]) -> str:
+    """A line per run, then what its reader should know of lines far off; "" without any."""
+    lines = [
+        f"predicted again {name}: mean {', '.join(f'{MEANS[key]} {e:+.1%}' for key, e in errors.items())}"
+        for name, errors in again.items()
+    ]
+    worst = worst_again(again)
+    if worst > AGAIN_POOR:
         lines.append(
             f"WARNING: a run that was fitted is {worst:.0%} off when it is predicted: its load may not be "
             "the scenario's, or the formula is not its engine's"

@@ -124,11 +124,12 @@ def fit_measured(
     inputs: ScenarioOptions, measured: tuple[Path, ...], out: Path | None, profile: Path | None
 ) -> None:
     """Fit results that are there."""
-    from calibration.again import again_text
+    from calibration.again import again_text, all_again
     from calibration.fit import fit
     from calibration.from_files import evidence_files
     from calibration.plan_run import coefficients_text, prior_of
     from calibration.profile_writing import profile_content
+    from sim.cli.progress import ShownCount
     from sim.profile import write_profile
 
     if out is None:
@@ -138,12 +139,14 @@ def fit_measured(
     scenario = sources[0].build() if sources else None
     evidence = evidence_files(measured, scenario)
     first = evidence[0].scenario
-    found = fit(evidence, prior_of(_profile(profile), first))
+    with ShownCount() as count:
+        found = fit(evidence, prior_of(_profile(profile), first), on_simulation=count)
     click.echo(coefficients_text(found))
-    if again := again_text(evidence, found.efficiencies):
-        click.echo(again)
+    again = all_again(evidence, found.efficiencies)
+    if again:
+        click.echo(again_text(again))
     click.echo(NOTHING_HELD_OUT)
-    write_profile(profile_content(found, first, evidence), out)
+    write_profile(profile_content(found, first, evidence, again=again), out)
     click.echo(f"profile: {out}", err=True)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -67,7 +67,10 @@ def default_free(scenario: Scenario) -> tuple[str, ...]:
 
 
 def fit(
-    evidence: Sequence[Evidence], prior: Prior | None = None, free: Sequence[str] | None = None
+    evidence: Sequence[Evidence],
+    prior: Prior | None = None,
+    free: Sequence[str] | None = None,
+    on_simulation: Callable[[], None] = lambda: None,
 ) -> FitResult:
     """Fit the roofline's coefficients to measurements.
 
@@ -78,6 +81,7 @@ def fit(
         evidence: runs of one engine, model and GPU.
         prior: what is believed before; None takes the shipped table.
         free: the coefficients to fit; None takes all that the scenario can show.
+        on_simulation: called as a run has been replayed or simulated once more.
 
     Raises:
         BadInput: evidence that does not belong together, or says less than there are coefficients.
@@ -89,9 +93,9 @@ def fit(
     aligned = [e for e in evidence if isinstance(e, StepRun) or e.requests is not None]
     figures = [e for e in evidence if isinstance(e, ClientRun) and e.requests is None]
     _enough(evidence, aligned, figures, space)
-    outcome = _Aligner(aligned, space).settle() if aligned else None
+    outcome = _Aligner(aligned, space, on_simulation).settle() if aligned else None
     if figures:
-        return search(figures, space, outcome)
+        return search(figures, space, outcome, on_simulation)
     assert outcome is not None
     return outcome
 
@@ -117,8 +121,9 @@ def _enough(
 class _Aligner:
     """Replays runs at the measured pace and regresses until the coefficients settle."""
 
-    def __init__(self, evidence: Sequence[Evidence], space: Space) -> None:
+    def __init__(self, evidence: Sequence[Evidence], space: Space, on_simulation: Callable[[], None]) -> None:
         self._evidence = evidence
+        self._on_simulation = on_simulation
         self._space = space
         self._bases = [replace(roofline(e.scenario), efficiencies=space.prior.efficiencies) for e in evidence]
         self._shapes: list[tuple[StepShape, ...]] = [()] * len(evidence)
@@ -170,6 +175,7 @@ class _Aligner:
             self._shapes[index] = run.shapes
             rows = align(run, requests, efficiencies.front_end, NEAR if first else APART)
             start = run.start
+        self._on_simulation()
         shapes = ShapeArrays.of(self._shapes[index], base.cost, base.buckets)
         cool, hot = device_seconds(model, shapes), heating(model, shapes)
         warm = warmth(hot, start, cool, efficiencies.throttle, efficiencies.throttle_relax)

@@ -11,6 +11,7 @@ import numpy as np
 from bench.run import BenchOptions
 from bench.session import Reporter, Subject
 from bench.telemetry import Gpus
+from calibration.again import again_text
 from calibration.design import Plan, design
 from calibration.parameters import Prior, default_prior
 from calibration.profile_writing import Facts, profile_content
@@ -96,6 +97,7 @@ def save(done: Calibration, path: Path, driver: str | None = None) -> ProfileFil
         measured.scenario,
         done.evidence,
         held_out=done.held_out,
+        again=done.again,
         facts=Facts(
             date=_first(r.extra.get("date") for r in results),
             driver=driver,
@@ -175,6 +177,8 @@ def _share(fit: FitResult, name: str) -> float:
 def summary(done: Calibration) -> str:
     """What was found out, and how well a fit without the held-out run predicts it."""
     lines = [coefficients_text(done.fit)]
+    if done.again:
+        lines.append(again_text(done.again))
     for label, found in done.held_out.items():
         lines.append(f"{label}, predicted by a fit that has not seen it:")
         lines.append(format_comparison(found))

@@ -36,6 +36,7 @@ def profile_content(
     evidence: Sequence[Evidence],
     *,
     held_out: Mapping[str, Comparison] | None = None,
+    again: Mapping[str, Mapping[str, float]] | None = None,
     facts: Facts | None = None,
 ) -> ProfileFile:
     """The file of a fit.
@@ -44,6 +45,7 @@ def profile_content(
         scenario: engine, model, GPU that were measured.
         evidence: what the fit rests on; files are named with the hash of their content where they exist.
         held_out: by run, predictions of a fit that had not seen it beside its measurement.
+        again: by run, errors of its means when the fit predicts it without its recorded times.
     """
     facts = facts or Facts()
     more = {"driver": facts.driver, "image_digest": facts.image_digest}
@@ -74,6 +76,7 @@ def profile_content(
         first_token=min(1.0, fit.first_token),
         in_sample={name: dict(errors) for name, errors in fit.residuals.items()},
         held_out={label: held_out_errors(found) for label, found in (held_out or {}).items()},
+        predicted_again={name: dict(errors) for name, errors in (again or {}).items()},
     )
 
 

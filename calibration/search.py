@@ -253,14 +253,25 @@ def cma(
     return best
 
 
-def search(runs: Sequence[ClientRun], space: Space, before: FitResult | None = None) -> FitResult:
+def search(
+    runs: Sequence[ClientRun],
+    space: Space,
+    before: FitResult | None = None,
+    on_simulation: Callable[[], None] = lambda: None,
+) -> FitResult:
     """Fit to figures alone; `before` (from evidence with more detail) takes the place of the prior."""
+
+    def simulated(run: ClientRun, model: RooflineModel) -> Figures:
+        figures = simulated_figures(run, model)
+        on_simulation()
+        return figures
+
     belief = space
     if before is not None:
         deviations = dict(space.prior.deviations)
         deviations.update(zip(space.names, np.sqrt(np.diag(before.covariance)).tolist(), strict=True))
         belief = Space(space.names, Prior(before.efficiencies, deviations, space.prior.sources))
-    objective = Objective(runs, belief, simulated_figures)
+    objective = Objective(runs, belief, simulated)
     vector, jacobian = minimise(objective, belief.start())
     covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=np.float64)
     efficiencies = belief.unpack(vector)

@@ -13,6 +13,7 @@ from bench.run import BenchOptions, run_engine
 from bench.session import Reporter, Subject
 from bench.sweep import Point
 from bench.telemetry import Gpus
+from calibration.again import all_again
 from calibration.design import Plan, PlannedRun, design, mixed_again
 from calibration.evidence import Evidence, StepRun, client_run, step_run
 from calibration.fit import fit
@@ -57,12 +58,17 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A fit of everything, and how the fit without the held-out runs predicted them."""
+    """A fit of everything, and how the fit without the held-out runs predicted them.
+
+    Attributes:
+        again: by run, errors of its means when the fit of everything predicts it.
+    """
 
     measured: Measured
     evidence: tuple[Evidence, ...]
     fit: FitResult
     held_out: Mapping[str, Comparison] = field(default_factory=dict)
+    again: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Director:
@@ -213,7 +219,8 @@ def calibrate(measured: Measured, prior: Prior | None = None) -> Calibration:
             rest = evidence_of(measured, without=run.label)
             held_out[run.label] = predicted_beside(measured, run, fit(rest, prior))
     evidence = evidence_of(measured)
-    return Calibration(measured, tuple(evidence), fit(evidence, prior), held_out)
+    found = fit(evidence, prior)
+    return Calibration(measured, tuple(evidence), found, held_out, all_again(evidence, found.efficiencies))
 
 
 def evidence_of(measured: Measured, without: str | None = None) -> list[Evidence]:

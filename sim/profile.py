@@ -28,6 +28,7 @@ from sim.steptime.roofline import RooflineModel, ValidRange
 from sim.steptime.scale import TIMES, draw, scale_name, widened
 
 FORMAT = 1
+AGAIN_POOR = 0.15  # a mean of a run that a fit has seen should be nearer when it is predicted
 ROUNDING = 1e-6  # of a covariance's largest entry
 KIND = "servecast calibration profile"
 
@@ -128,6 +129,7 @@ class ProfileFile(_Strict):
     first_token: float = Field(default=0.0, ge=0.0, le=1.0)
     in_sample: dict[str, dict[str, float]]
     held_out: dict[str, dict[str, float]] = Field(default_factory=dict)
+    predicted_again: dict[str, dict[str, float]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _complete(self) -> ProfileFile:
@@ -191,6 +193,12 @@ class Profile:
         if open_ones:
             text = f"the evidence did not pin {', '.join(open_ones)}: assumed values"
             notes.append(Note("info", "--profile", text))
+        worst = worst_again(self.content.predicted_again)
+        if worst > AGAIN_POOR:
+            text = (
+                f"a run that it was fitted to is {worst:.0%} off when predicted (predicted_again in the file)"
+            )
+            notes.append(Note("warning", "--profile", text))
         return self._model(scenario, self.efficiencies), tuple(notes)
 
     def draws(self, scenario: Scenario, count: int, seed: int) -> list[RooflineModel]:
@@ -251,6 +259,11 @@ _DIFFERENCES: tuple[tuple[str, str, float, float, float], ...] = (
     ("kv_cache_dtype", "KV cache dtype", 0.05, 0.1, 0.02),
     ("tensor_parallel_size", "tensor parallel size", 0.05, 0.3, 0.05),
 )
+
+
+def worst_again(again: Mapping[str, Mapping[str, float]]) -> float:
+    """The largest error, without its sign, of runs that a fit has seen and then predicts; 0 without any."""
+    return max((abs(error) for errors in again.values() for error in errors.values()), default=0.0)
 
 
 def subject_of(scenario: Scenario, **more: Any) -> Subject:

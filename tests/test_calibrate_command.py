@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from calibration.again import MEANS, again_text, predicted_again
+from calibration.again import MEANS, again_text, all_again, predicted_again
 from calibration.cli import calibrate
 from calibration.evidence import ClientRun
 from calibration.plan_run import lacking, prior_of
@@ -149,10 +149,23 @@ def test_a_fitted_run_that_is_predicted_badly_is_said_to_be(scenario: Path) -> N
     right = ClientRun("r.json", subject, figures)
     assert predicted_again(right, model.efficiencies) == pytest.approx(dict.fromkeys(MEANS, 0.0), abs=0.01)
     slow = replace(right, figures={**figures, "mean_ttft_ms": 2 * float(figures["mean_ttft_ms"] or 0.0)})
-    told = again_text([slow], model.efficiencies)
+    told = again_text(all_again([slow], model.efficiencies))
     assert "predicted again r.json: mean TTFT -50.0%, TPOT" in told
     assert "WARNING: a run that was fitted is 50% off" in told
-    assert "WARNING" not in again_text([right], model.efficiencies)
+    assert "WARNING" not in again_text(all_again([right], model.efficiencies))
+
+
+def test_a_prediction_says_of_its_profile_that_it_predicts_its_own_runs_badly(
+    scenario: Path, measured: Path, tmp_path: Path
+) -> None:
+    out, built = tmp_path / "p.json", build_scenario(file=scenario)
+    run(str(scenario), "--from", str(measured), "--out", str(out))
+    profile = load_profile(out)
+    assert list(profile.content.predicted_again) == [str(measured)]
+    assert not [note for note in profile.step_time(built)[1] if note.kind == "warning"]
+    off = profile.content.model_copy(update={"predicted_again": {"r.json": {"mean_ttft_ms": -0.3}}})
+    (note,) = [n for n in replace(profile, content=off).step_time(built)[1] if n.kind == "warning"]
+    assert "30% off when predicted" in note.text
 
 
 def test_a_profile_says_what_it_lacks_and_starts_the_next_fit(
