@@ -39,6 +39,7 @@ DRAIN = 0.9  # of the time for a mixed load is sending; the rest is for its last
 LARGEST = 0.4  # of the isolated runs' time that one of them may take
 FEWEST = 2  # requests of an isolated run
 FEWEST_DECODES = 16  # output tokens that a batch of decodes is not cut below
+NARROWER = 0.9  # times as wide as before, and a run is said to narrow a coefficient: each must narrow one
 WORTH = 0.01  # mean narrowing of the open coefficients (natural logarithm) below which a run is left out
 
 
@@ -160,7 +161,10 @@ class _Designer:
             order[candidate.label] = index
             sized = self._sized(candidate, limit)
             if sized is None:
-                text = f"left out: the least of it takes longer than {limit:.0f} s, all that one run may take"
+                text = (
+                    f"left out: the least of it takes longer than {limit:.0f} s, all that one run may take "
+                    f"({LARGEST:.0%} of the time for runs of one kind of work each)"
+                )
                 notes.append(Note("warning", candidate.label, text))
             else:
                 open_runs.append(sized)
@@ -171,13 +175,14 @@ class _Designer:
             for candidate, told in open_runs:
                 after = shares(self._space, self._matrix + told.matrix)
                 gain = self._gain(before, after)
-                if told.seconds <= seconds and gain > WORTH:
+                shows = self._wanted & (before >= PINNED) & (after < NARROWER * before)
+                if told.seconds <= seconds and gain > WORTH and shows.any():
                     scored.append((gain / told.seconds, candidate, told, after))
             if not scored:
                 break
             _, candidate, told, after = max(scored, key=lambda entry: entry[0])
             narrows = tuple(
-                n for n, a, b in zip(self._space.names, before, after, strict=True) if b < 0.9 * a
+                n for n, a, b in zip(self._space.names, before, after, strict=True) if b < NARROWER * a
             )
             chosen.append(
                 PlannedRun(candidate.label, candidate.purpose, candidate.spec, told.seconds, narrows)
