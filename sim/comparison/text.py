@@ -23,13 +23,19 @@ def format_value(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 or value == int(value) else f"{value:,.4g}"
 
 
+def _percent(share: float) -> str:
+    return f"{share:+.1%}" if abs(share) < 10.0 else f"{share:+,.0%}"
+
+
 def format_row(row: MetricRow, bound: bool = False) -> str:
     """One line of the table; a row that does not decide says why."""
-    error = "" if row.error is None else f"{'at least ' if bound else ''}{row.error:+.1%}"
-    interval = "" if row.interval is None else f"{row.interval.low:+.1%} to {row.interval.high:+.1%}"
+    error = "" if row.error is None else f"{'at least ' if bound else ''}{_percent(row.error)}"
+    interval = (
+        "" if row.interval is None else f"{_percent(row.interval.low)} to {_percent(row.interval.high)}"
+    )
     noise = "" if row.noise is None else f"±{row.noise.share:.1%}{'' if row.noise.repeats else '*'}"
-    line = f"  {row.key:<24}{format_value(row.predicted):>14}{format_value(row.measured):>14}{error:>10}"
-    line += f"{interval:>20}{noise:>10}"
+    line = f"  {row.key:<24}{format_value(row.predicted):>14}{format_value(row.measured):>14} {error:>9}"
+    line += f" {interval:>19} {noise:>9}"
     return (
         (line.rstrip() + f"  ({row.unscored})") if row.unscored and row.error is not None else line.rstrip()
     )
