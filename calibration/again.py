@@ -13,20 +13,25 @@ from sim.figures.metrics import summarise
 from sim.profile import AGAIN_POOR, worst_again
 from sim.simulate import roofline
 from sim.steptime.efficiencies import Efficiencies
-from sim.workload.generate import generate
 
 MEANS = {"mean_ttft_ms": "TTFT", "mean_tpot_ms": "TPOT", "mean_e2el_ms": "E2E"}
 
 
 def predicted_again(run: ClientRun, efficiencies: Efficiencies) -> Mapping[str, float]:
-    """Signed relative errors of a run's means; its load is generated, and its answers set their own pace."""
-    scenario = run.scenario
+    """Signed relative errors of a run's means; its answers set their own pace.
+
+    Recorded requests are sent at their recorded times, or again by the cap where a cap alone held them.
+    """
+    scenario, cap = run.scenario, run.scenario.workload.max_concurrency
+    requests = run.sent()
+    if run.requests is not None and scenario.workload.closed_loop and cap is not None:
+        requests = [replace(request, arrival=0.0) for request in requests]
     outcome = run_once(
         scenario,
-        generate(scenario.workload),
+        requests,
         replace(roofline(scenario), efficiencies=efficiencies),
         account_of(scenario),
-        max_concurrency=scenario.workload.max_concurrency,
+        max_concurrency=cap,
     )
     figures = summarise(outcome.records, scenario.workload, outcome.duration)
     measured = run.figures if run.requests is None else measured_figures(run.requests)

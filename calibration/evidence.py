@@ -7,20 +7,17 @@ StepRun     steps that the engine's own probe timed
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from calibration.told import scenario_of
-from sim.engines.base import ScheduledChunk, StepPlan, StepShape
+from sim.engines.base import StepShape
 from sim.errors import BadInput
-from sim.jsontext import load_json
-from sim.paths import file_text
 from sim.request import Request
 from sim.results import BenchResult, RequestRecords
 from sim.scenario import Scenario
@@ -33,6 +30,8 @@ Ints = NDArray[np.int64]
 
 CLOCK_SLACK = 1e-3  # a message may be stamped this much before the one it answers [s]
 LONGEST = 1e5  # no run of a benchmark lasts longer [s]; milliseconds taken for seconds do
+WORK_SLACK = 0.10  # of a length: tokenizers and chat templates add and drop a few tokens
+CHANCE = 4.0  # standard errors by which the mean of another draw of the same lengths may differ
 MIN_FIGURES = ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "median_itl_ms", "output_throughput")
 
 
@@ -143,6 +142,35 @@ def client_run(result: BenchResult, name: str, scenario: Scenario | None = None)
     )
 
 
+def check_work(run: ClientRun) -> None:
+    """Refuse figures of a run whose requests had other lengths than the load that is simulated for it.
+
+    Per-request records bring their own lengths; of figures, the token totals tell.
+
+    Raises:
+        BadInput: names the total, and the mean length that the load makes.
+    """
+    done = run.figures.get("completed")
+    if run.requests is not None or not done:
+        return
+    made = generate(run.scenario.workload)
+    for key, flag, lengths in (
+        ("total_input_tokens", "--random-input-len", [request.prompt_len for request in made]),
+        ("total_output_tokens", "--random-output-len", [request.max_tokens for request in made]),
+    ):
+        told = run.figures.get(key)
+        if told is None:
+            continue
+        ours, theirs = float(np.mean(lengths)), float(told) / float(done)
+        chance = CHANCE * float(np.std(lengths)) / math.sqrt(len(lengths))
+        if abs(ours - theirs) > WORK_SLACK * theirs + chance:
+            hint = (
+                f"is {theirs:.5g} tokens a request, but the load of the scenario makes {ours:.5g}: give the "
+                f"run's own benchmark command (--bench, {flag} and so on)"
+            )
+            raise BadInput(f"{run.name} {key}", told, hint)
+
+
 def check_identity(identity: Mapping[str, Any], scenario: Scenario, name: str) -> None:
     """Refuse a result that says it comes from another engine, model or GPU than the scenario's."""
     said = {"engine": scenario.engine.name, "model": scenario.model.name, "gpu": scenario.gpu.name}
@@ -238,83 +266,6 @@ def _prompts(records: RequestRecords, spec: WorkloadSpec) -> list[tuple[tuple[in
         r.prompt_len == int(n) for r, n in zip(made, records.prompt_len, strict=True)
     )
     return [r.prompt for r in made] if same else alone
-
-
-def step_run(path: Path, scenario: Scenario) -> StepRun:
-    """The steps of a probe's file (`bench/probe`: one JSON object a line, `ev` says what).
-
-    A step that began after an idle pause may contain it where the probe did not say when the step ended;
-    such a step is left out.
-
-    Raises:
-        BadInput: names file, line and field.
-    """
-    shapes: list[StepShape] = []
-    seconds: list[float] = []
-    starts: list[float] = []
-    last = -np.inf
-    records = list(_json_lines(path))
-    lengths = {
-        r["id"]: int(r["prompt_len"]) for _, r in records if r.get("ev") == "add" and "prompt_len" in r
-    }
-    steps = [(line, r) for line, r in records if r.get("ev") == "step"]
-    for index, (line, record) in enumerate(steps):
-        where = f"{path} line {line}"
-        for key in ("t", "dt_ms", "scheduled", "computed"):
-            if key not in record:
-                raise BadInput(f"{where} {key}", None, "is missing; is this a step file?")
-        if record["t"] < last - CLOCK_SLACK:
-            raise BadInput(f"{where} t", record["t"], "lies before the step above: the clock goes backwards")
-        last = record["t"]
-        took = float(record["dt_ms"]) / 1e3
-        if took > LONGEST or took < 0:
-            raise BadInput(f"{where} dt_ms", record["dt_ms"], "is no step's duration in milliseconds")
-        drained = "end" not in record and _drains(steps, index)
-        if took > 0 and record["scheduled"] and not drained:
-            shapes.append(_shape(record, lengths))
-            seconds.append(took)
-            starts.append(float(record["end"]) - took if "end" in record else float(record["t"]))
-    if not shapes:
-        raise BadInput(str(path), None, "holds no timed step")
-    return StepRun(str(path), scenario, tuple(shapes), np.array(seconds), np.array(starts))
-
-
-def _drains(steps: Sequence[tuple[int, Mapping[str, Any]]], index: int) -> bool:
-    """Whether the engine may have been idle after this step: the next one has none of its requests."""
-    if index + 1 == len(steps):
-        return True
-    return not set(steps[index][1]["scheduled"]) & set(steps[index + 1][1]["scheduled"])
-
-
-def _shape(record: Mapping[str, Any], lengths: Mapping[str, int]) -> StepShape:
-    plan = StepPlan(int(record.get("step", 0)), "mixed")
-    for rid, count in record["scheduled"].items():
-        start = int(record["computed"].get(rid, 0))
-        samples = start + count >= lengths.get(rid, 0)
-        request = Request(rid, ((rid, max(1, lengths.get(rid, start + count))),), 1)
-        plan.scheduled.append(ScheduledChunk(request, start, int(count), samples))
-    return plan.shape()
-
-
-def _json_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    try:
-        text = file_text(path)
-    except OSError as error:
-        raise BadInput("steps", str(path), f"cannot be read: {error.strerror}") from None
-    found = []
-    for line, content in enumerate(text.splitlines(), 1):
-        if not content.strip():
-            continue
-        try:
-            value = load_json(content)
-        except json.JSONDecodeError:
-            if line == text.count("\n") + 1:  # cut by a kill
-                break
-            raise BadInput(f"{path} line {line}", None, "is not JSON") from None
-        if not isinstance(value, dict):
-            raise BadInput(f"{path} line {line}", None, "must be a JSON object")
-        found.append((line, value))
-    return found
 
 
 def check_together(evidence: Sequence[Evidence]) -> None:

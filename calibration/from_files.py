@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from calibration.evidence import Evidence, client_run, step_run
+from calibration.evidence import Evidence, check_work, client_run
+from calibration.steps import step_run
 from calibration.told import scenario_of
-from sim.comparison.identity import fact
+from sim.comparison.identity import fact, minor
 from sim.comparison.loads import same_run, scenario_for
 from sim.errors import BadInput
 from sim.jsontext import load_json
@@ -45,7 +46,9 @@ def evidence_files(paths: Sequence[Path], scenario: Scenario | None = None) -> l
                     raise BadInput("--from", name, f"is the same run as {other}; give each run once")
             seen.append((name, result))
             under = loaded(result, name, scenario)
-            found.append(client_run(_named(result, under), name, under))
+            run = client_run(_named(result, under), name, under)
+            check_work(run)
+            found.append(run)
     for path in step_files:
         beside = scenario if scenario is not None else next((e.scenario for e in found), None)
         if beside is None:
@@ -58,12 +61,26 @@ def loaded(result: BenchResult, name: str, scenario: Scenario | None) -> Scenari
     """The scenario under the load that a result says it had.
 
     Raises:
-        BadInput: there is no scenario, and the result does not say what ran; or it is of another engine.
+        BadInput: there is no scenario, and the result does not say what ran; or it is of another engine,
+            another of its minor versions, or another number of GPUs.
     """
-    engine = fact(result.identity, "engine")
-    if scenario is not None and engine not in (None, scenario.engine.name):
-        raise BadInput(name, str(engine), f"is another engine than the scenario's {scenario.engine.name}")
+    if scenario is not None:
+        _check_subject(result, name, scenario)
     return scenario_for(scenario_of(result.identity, name) if scenario is None else scenario, result)
+
+
+def _check_subject(result: BenchResult, name: str, scenario: Scenario) -> None:
+    engine = fact(result.identity, "engine")
+    if engine not in (None, scenario.engine.name):
+        raise BadInput(name, str(engine), f"is another engine than the scenario's {scenario.engine.name}")
+    version = fact(result.identity, "engine_version")
+    ours = scenario.engine.asked_version
+    if version is not None and minor(version) != minor(ours):
+        hint = f"the scenario has {ours}: its rules are another version's; give --engine-version {version}"
+        raise BadInput(f"{name} identity.engine_version", str(version), hint)
+    count = fact(result.identity, "gpu_count")
+    if count is not None and count != scenario.gpu_count:
+        raise BadInput(f"{name} identity.gpu_count", count, f"the scenario has {scenario.gpu_count}")
 
 
 def _named(result: BenchResult, scenario: Scenario) -> BenchResult:

@@ -15,10 +15,11 @@ from bench.sweep import Point
 from bench.telemetry import Gpus
 from calibration.again import all_again
 from calibration.design import Plan, PlannedRun, design, mixed_again
-from calibration.evidence import Evidence, StepRun, client_run, step_run
+from calibration.evidence import Evidence, StepRun, client_run
 from calibration.fit import fit
 from calibration.parameters import Prior, default_prior
 from calibration.result import FitResult
+from calibration.steps import step_run
 from sim.comparison.compare import Comparison, compare
 from sim.errors import BadInput
 from sim.results import BenchResult

@@ -111,6 +111,21 @@ def test_a_mismatch_compares_capacity_and_not_ttft() -> None:
     assert exceeds([found], 0.05) == [f"capacity {worst.error:+.1%}"]
 
 
+def test_a_mismatch_of_at_least_a_little_passes_no_gate() -> None:
+    """The server did 7.9 of 8 a second for minutes; what the prediction could do nobody knows."""
+    n = 4000
+    sent = np.arange(n) / 8.0
+    easy = result_of(records_of(sent, np.full(n, 0.05), np.full(n, 0.001)), "predicted", rate=8.0)
+    found = compare(easy, overloaded(n, capacity=7.5), force=True)
+    assert found.regimes.bound
+    error = row(found, "capacity").error
+    assert error is not None
+    limit = abs(error) + 0.01
+    assert found.verdict(limit) == "UNDECIDED"
+    assert "UNDECIDED" in format_comparison(found, limit)
+    assert "at least" in exceeds([found], limit)[0]
+
+
 def test_two_overloaded_sides_are_judged_by_throughput() -> None:
     slow = replace(overloaded(capacity=4.9), origin="predicted")
     found = compare(slow, overloaded())
@@ -299,6 +314,15 @@ def test_the_steady_window_is_the_same_on_both_sides() -> None:
     assert row(whole, "mean_ttft_ms").error < -0.5
     assert row(steady, "mean_ttft_ms").error == pytest.approx(0.0, abs=1e-9)
     assert row(steady, "mean_ttft_ms").n < 300
+    # An interval of the whole run is as wide about the window's figure, not where it was.
+    told = {"figures": {"mean_tpot_ms": [19.0, 21.0], "duration": [29.0, 31.0]}, "level": 0.9}
+    slower = replace(result_of(records_of(sent, filling, np.full(300, 0.02)), "predicted", rate=10.0))
+    whole_ttft = float(figure(slower, "mean_ttft_ms") or 0.0)
+    told["figures"]["mean_ttft_ms"] = [0.9 * whole_ttft, 1.1 * whole_ttft]
+    found = compare(replace(slower, extra={"intervals": told}), measured, window="steady")
+    interval = row(found, "mean_ttft_ms").interval
+    assert interval is not None
+    assert interval.low > -0.2
 
 
 def test_invalid_runs_and_other_work_are_refused() -> None:
@@ -309,6 +333,16 @@ def test_invalid_runs_and_other_work_are_refused() -> None:
     less = replace(measured, aggregates={**measured.aggregates, "completed": 100})
     with pytest.raises(NotComparable, match="completed is 200 predicted but 100 measured"):
         compare(predicted, less)
+
+
+def test_runs_of_other_engines_or_gpus_are_no_repeats() -> None:
+    _, measured = pair()
+    other = replace(measured, identity={**measured.identity, **SUBJECT, "gpu": "H200"})
+    first = replace(measured, identity={**measured.identity, **SUBJECT})
+    records = measured.records
+    assert records is not None
+    other = replace(other, records=replace(records, sent=records.sent + 1e-6))
+    assert len(grouped([("a", first), ("b", other)])) == 2
 
 
 def test_runs_of_one_load_are_repeats() -> None:
@@ -435,6 +469,21 @@ def test_a_replay_keeps_the_times_unless_the_cap_made_them(
     if told:
         predicted = replace(pair()[0], notes=scenario.notes)
         assert told[0] in format_comparison(compare(predicted, pair()[1]))
+
+
+def test_a_replay_of_a_trace_keeps_its_times(tmp_path: Path) -> None:
+    from sim.build import build_scenario
+
+    file = tmp_path / "s.yaml"
+    file.write_text(SCENARIO)
+    records = records_of(0.1 * np.arange(10), np.full(10, 0.5), np.full(10, 0.05))
+    measured = result_of(records)
+    told = {"request_rate": "inf", "use_trace_arrivals": True}
+    measured = replace(measured, identity={**measured.identity, "workload": told})
+    flood = replace(measured, identity={**measured.identity, "workload": {"request_rate": "inf"}})
+    subject = build_scenario(file=file)
+    assert scenario_for(subject, measured, tmp_path / "m.json").workload.use_trace_arrivals
+    assert not scenario_for(subject, flood, tmp_path / "m.json").workload.use_trace_arrivals
 
 
 def run(tmp_path: Path, *words: str) -> tuple[int, str]:

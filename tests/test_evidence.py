@@ -15,11 +15,12 @@ from calibration.evidence import (
     ClientRun,
     StepRun,
     check_together,
+    check_work,
     client_run,
     per_request,
-    step_run,
 )
 from calibration.from_files import evidence_files
+from calibration.steps import step_run
 from calibration.told import scenario_of
 from sim.build import build_scenario
 from sim.errors import BadInput
@@ -333,6 +334,11 @@ def test_a_last_line_cut_short_is_no_fault(tmp_path: Path) -> None:
         ([step(0, 1.0, {"a": 3}, {}) | {"dt_ms": -1.0}], "line 1 dt_ms"),
         ([step(0, 1.0, {"a": 3}, {}) | {"dt_ms": 1e12}], "line 1 dt_ms"),
         ([step(0, 1.0, {}, {})], "holds no timed step"),
+        ([step(0, 1.0, {"a": 3}, {}) | {"dt_ms": None}], "line 1 dt_ms"),
+        ([step(0, 1.0, {"a": 3}, {}) | {"t": "x"}], "line 1 t"),
+        ([step(0, 1.0, {"a": 3}, {}) | {"scheduled": ["a"]}], "line 1 scheduled"),
+        ([step(0, 1.0, {"a": "b"}, {})], "line 1 scheduled a"),
+        ([{"ev": "add", "prompt_len": 5}], "line 1 id"),
     ],
 )
 def test_step_files_that_cannot_be_right_are_refused(
@@ -343,6 +349,27 @@ def test_step_files_that_cannot_be_right_are_refused(
         step_run(path, scenario())
     assert str(path) in str(found.value)
     assert told in str(found.value)
+
+
+def test_runs_of_another_version_or_size_are_not_fitted_under_a_scenario(tmp_path: Path) -> None:
+    path, subject = tmp_path / "run.json", scenario()
+    for told, says in (
+        ({"engine_version": "0.33.0"}, "--engine-version 0.33.0"),
+        ({"gpu_count": 8}, "has 1"),
+    ):
+        made = measured()
+        write_result(replace(made, identity={**made.identity, **told}), path)
+        with pytest.raises(BadInput, match=says):
+            evidence_files([path], subject)
+
+
+def test_figures_of_other_lengths_are_not_fitted_under_a_scenario() -> None:
+    subject = scenario()
+    figures = {"completed": 20, "total_input_tokens": 20 * 1024, "total_output_tokens": 20 * 128}
+    check_work(ClientRun("r.json", subject, figures))
+    longer = ClientRun("r.json", subject, {**figures, "total_input_tokens": 20 * 4096})
+    with pytest.raises(BadInput, match=r"r.json total_input_tokens.*4096 tokens a request.*makes 1024"):
+        check_work(longer)
 
 
 def test_damage_within_a_step_file_is_named_by_line(tmp_path: Path) -> None:

@@ -185,6 +185,16 @@ def test_a_fit_to_figures_says_what_steps_it_has_seen():
     assert found.structure == FIGURES_FLOOR
 
 
+def test_a_long_fit_shows_that_it_is_alive():
+    truth = truth_near(prior(), CLIENT_COEFFICIENTS, 3)
+    run, done = measured_run(truth, 3, count=20), []
+    fit([run], prior(), CLIENT_COEFFICIENTS, lambda: done.append("replayed"))
+    figures = {"mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0, "median_ttft_ms": 90.0}
+    fit([replace(run, figures=figures, requests=None)], prior(), ("gemm_flops",), lambda: done.append("seen"))
+    assert done.count("replayed") > 1
+    assert done.count("seen") > 1
+
+
 def test_what_a_fit_leaves_unexplained_counts_its_coefficients():
     assert unexplained([], 3) == 0.0
     assert unexplained([0.02, -0.02], 0) == pytest.approx(0.02)

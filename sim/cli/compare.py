@@ -73,7 +73,9 @@ def compare(
     from sim.results_io.files import read_results
 
     threshold = parse_percent("--fail-above", fail_above)
-    equivalent = parse_percent("--margin", margin) or 0.1
+    equivalent = parse_percent("--margin", margin)
+    if not equivalent:
+        raise BadInput("--margin", margin, "must be above 0: no two means are equivalent within nothing")
     places = {"--json": json_to, "--plot": plot}
     check_outputs(places, [prediction, *measured, profile])
     predictions = _Predictions(prediction, profile, replay)
@@ -102,7 +104,7 @@ def compare(
             click.echo(f"{files} ({load_name(first)}): predicted beside {beside}")
             click.echo(format_comparison(comparison, threshold, allow_noise=allow_noise))
     if json_to is not None:
-        _write_json(comparisons, threshold, json_to)
+        _write_json(comparisons, threshold, allow_noise, json_to)
     if plot is not None:
         from sim.comparison.pictures import plot_comparison
 
@@ -181,12 +183,14 @@ def repeats_text(count: int) -> str:
     return f" and {count} repeat{'s' if count > 1 else ''}" if count else ""
 
 
-def _write_json(comparisons: list[Comparison], threshold: float | None, json_to: str) -> None:
+def _write_json(
+    comparisons: list[Comparison], threshold: float | None, allow_noise: bool, json_to: str
+) -> None:
     from sim.comparison.text import comparison_json
     from sim.results_io.atomic import write_text
     from sim.results_io.writing import plain
 
-    document = plain([comparison_json(comparison, threshold) for comparison in comparisons])
+    document = plain([comparison_json(c, threshold, allow_noise=allow_noise) for c in comparisons])
     text = json.dumps(document, allow_nan=False, indent=1) + "\n"
     if json_to == "-":
         click.echo(text, nl=False)

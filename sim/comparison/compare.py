@@ -145,12 +145,23 @@ class Comparison:
             scored = [row for row in scored if not row.excused] or scored
         return max(scored, key=lambda row: abs(row.error or 0.0)) if scored else None
 
-    def verdict(self, threshold: float = MARGIN) -> Literal["PASS", "FAIL", "UNDECIDED"]:
-        """Whether the worst figure is within `threshold`; UNDECIDED if no figure decides."""
-        worst = self.worst
+    def verdict(
+        self, threshold: float = MARGIN, *, allow_noise: bool = False
+    ) -> Literal["PASS", "FAIL", "UNDECIDED"]:
+        """Whether the worst figure is within `threshold`.
+
+        UNDECIDED if no figure decides, or if the one that does is only known to be off by at least so much.
+        """
+        worst = self.worst_row(allow_noise=allow_noise)
         if worst is None or worst.error is None:
             return "UNDECIDED"
-        return "PASS" if abs(worst.error) <= threshold else "FAIL"
+        if abs(worst.error) > threshold and not (allow_noise and worst.excused):
+            return "FAIL"
+        return "UNDECIDED" if self.is_bound(worst) else "PASS"
+
+    def is_bound(self, row: MetricRow) -> bool:
+        """Whether the row's error is at least as large as told, and nobody knows how large."""
+        return self.regimes.bound and row.key == "capacity"
 
 
 def sides_of(measured: BenchResult) -> tuple[str, str]:
@@ -232,18 +243,19 @@ def compare(
 
 
 def exceeds(comparisons: Sequence[Comparison], threshold: float, *, allow_noise: bool = False) -> list[str]:
-    """The deciding figures whose absolute error is above `threshold` (0.05 is 5 %).
+    """The deciding figures whose absolute error is above `threshold` (0.05 is 5 %), or may well be.
 
     `allow_noise` passes those within twice their measured repeat noise; an assumed noise excuses nothing.
     """
     over = []
     for comparison in comparisons:
         for row in comparison.rows:
-            if not row.scored or row.error is None or abs(row.error) <= threshold:
+            if not row.scored or row.error is None or (allow_noise and row.excused):
                 continue
-            if allow_noise and row.excused:
-                continue
-            over.append(f"{row.key} {row.error:+.1%}")
+            if abs(row.error) > threshold:
+                over.append(f"{row.key} {row.error:+.1%}")
+            elif comparison.is_bound(row):
+                over.append(f"{row.key} at least {row.error:+.1%} (undecided: {comparison.regimes.verdict})")
     return over
 
 

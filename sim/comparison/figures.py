@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -102,7 +104,8 @@ def same_requests(predicted: RequestRecords, measured: RequestRecords) -> bool:
 def in_window(result: BenchResult, begin: float, end: float) -> BenchResult:
     """The requests sent within a window of times since the first send, with figures of their own.
 
-    Throughputs count the requests of the window over its length.
+    Throughputs count the requests of the window over its length. Intervals keep their width relative to the
+    figure of the whole run.
     """
     records = result.records
     if records is None:
@@ -121,7 +124,27 @@ def in_window(result: BenchResult, begin: float, end: float) -> BenchResult:
         "output_throughput": tokens_out / length if length > 0 else None,
         "total_token_throughput": (tokens_in + tokens_out) / length if length > 0 else None,
     }
-    return replace(result, records=kept, aggregates=figures, duration=run_duration(kept), series=None)
+    cut = replace(result, records=kept, aggregates=figures, duration=run_duration(kept), series=None)
+    told = result.extra.get("intervals")
+    if not isinstance(told, Mapping) or not isinstance(told.get("figures"), Mapping):
+        return cut
+    moved = {
+        key: _moved(bounds, figure(result, key), figure(cut, key)) for key, bounds in told["figures"].items()
+    }
+    return replace(cut, extra={**result.extra, "intervals": {**told, "figures": moved}})
+
+
+def _moved(bounds: Any, whole: float | None, part: float | None) -> list[float] | None:
+    """An interval about another figure, as wide relative to it; None where either is unknown."""
+    if (
+        not isinstance(bounds, list | tuple)
+        or len(bounds) != 2
+        or None in bounds
+        or not whole
+        or part is None
+    ):
+        return None
+    return [float(bound) * part / whole for bound in bounds]
 
 
 def common_window(predicted: BenchResult, measured: BenchResult) -> tuple[float, float] | None:

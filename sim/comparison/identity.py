@@ -52,7 +52,7 @@ def differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> tu
             continue
         fatal = True
         if key == "engine_version":
-            fatal = _minor(ours) != _minor(theirs)
+            fatal = minor(ours) != minor(theirs)
         elif key == "model":
             fatal = "served_model" in measured or _HUB_NAME.fullmatch(str(theirs)) is not None
         found.append(Difference(key, str(ours), str(theirs), fatal))
@@ -145,5 +145,6 @@ def _plain(value: Any) -> str:
     return re.sub(r"[^a-z0-9.]", "", str(value).lower())
 
 
-def _minor(version: Any) -> tuple[str, ...]:
+def minor(version: Any) -> tuple[str, ...]:
+    """Major and minor number of a version, which tell a scheduler apart."""
     return tuple(re.findall(r"\d+", str(version))[:2])

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from sim.comparison.compare import work_differences
-from sim.comparison.identity import fact, load_of
+from sim.comparison.identity import differences, fact, load_of
 from sim.errors import BadInput, NotComparable
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords
 from sim.scenario import Scenario
+from sim.workload.generate import generate
 from sim.workload.spec import FileDataset, WorkloadSpec
 
 REPLAY = "--replay"
@@ -23,6 +24,10 @@ FIGURES = 2  # so many at least tell a run by its figures
 CAPPED = (
     "the client's cap held requests back, so that their times follow from the answers: they are sent by "
     "rate and cap, not at the recorded times"
+)
+UNSHARED = (
+    "what the recorded prompts had in common is not in the file: each is replayed as one of its own, so "
+    "that a prefix cache finds nothing"
 )
 
 
@@ -36,13 +41,20 @@ def grouped(runs: Sequence[tuple[str, BenchResult]]) -> list[list[tuple[str, Ben
     for name, run in runs:
         for group in groups:
             first = group[0][1]
-            if load_of(first.identity) == load_of(run.identity) and not work_differences(first, run):
+            if _is_repeat(first, run):
                 _check_new(name, run, group)
                 group.append((name, run))
                 break
         else:
             groups.append([(name, run)])
     return groups
+
+
+def _is_repeat(first: BenchResult, run: BenchResult) -> bool:
+    """Whether two measured runs are of one load on one engine, model and GPU, as far as they say."""
+    if load_of(first.identity) != load_of(run.identity) or work_differences(first, run):
+        return False
+    return not any(difference.fatal for difference in differences(first.identity, run.identity))
 
 
 def _check_new(name: str, run: BenchResult, group: Sequence[tuple[str, BenchResult]]) -> None:
@@ -113,7 +125,7 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
         "seed": fact(measured.identity, "seed"),
     }
     known = {key: value for key, value in changes.items() if value is not None}
-    if rate is not None:
+    if rate is not None or _followed_times(measured):
         known["max_concurrency"] = cap
     if isinstance(known.get("seed"), str):
         del known["seed"]
@@ -123,8 +135,11 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
     spec = replace(spec, **known)
     notes = scenario.notes
     if path is not None:
-        spec = _replayed(spec, measured, path)
-        if math.isfinite(spec.request_rate) and not spec.use_trace_arrivals:
+        had_schedule = _has_schedule(measured, spec)
+        if _shares_prompts(spec):
+            notes = (*notes, Note("warning", REPLAY, UNSHARED))
+        spec = _replayed(spec, measured, path, had_schedule)
+        if had_schedule and not spec.use_trace_arrivals:
             notes = (*notes, Note("warning", REPLAY, CAPPED))
     seed = spec.seed if "seed" in known else scenario.seed
     return replace(scenario, workload=spec, seed=seed, notes=notes)
@@ -152,7 +167,32 @@ def _most_in_flight(records: RequestRecords) -> int:
     return int((np.arange(1, len(sent) + 1) - np.searchsorted(ended, sent, side="right")).max(initial=0))
 
 
-def _replayed(spec: WorkloadSpec, measured: BenchResult, path: Path) -> WorkloadSpec:
+def _followed_times(measured: BenchResult) -> bool:
+    """Whether a run says that it sent at a trace's times, or by a ramp."""
+    workload = measured.identity.get("workload")
+    told = workload if isinstance(workload, Mapping) else measured.identity
+    return bool(told.get("use_trace_arrivals") or told.get("ramp_up") or told.get("ramp_up_strategy"))
+
+
+def _has_schedule(measured: BenchResult, spec: WorkloadSpec) -> bool:
+    """Whether the client had times of its own to send at: a rate, a trace's times, a ramp."""
+    if _followed_times(measured):
+        return True
+    rate = load_of(measured.identity)[0]
+    return not spec.closed_loop if rate is None else math.isfinite(rate)
+
+
+def _shares_prompts(spec: WorkloadSpec) -> bool:
+    """Whether requests of a load begin alike, which a result file does not tell."""
+    try:
+        prompts = [request.prompt for request in generate(spec)]
+    except BadInput:  # a load that the scenario leaves open
+        return False
+    names = [name for prompt in prompts for name, _ in prompt]
+    return len(set(names)) < len(names)
+
+
+def _replayed(spec: WorkloadSpec, measured: BenchResult, path: Path, had_schedule: bool) -> WorkloadSpec:
     records = measured.records
     if records is None:
         raise BadInput("--replay", str(path), "holds no per-request records to replay")
@@ -164,7 +204,7 @@ def _replayed(spec: WorkloadSpec, measured: BenchResult, path: Path) -> Workload
         spec,
         dataset=FileDataset("vllm-result", str(path)),
         num_prompts=len(records),
-        use_trace_arrivals=timed and math.isfinite(spec.request_rate),
-        request_rate=spec.request_rate,
+        use_trace_arrivals=timed and had_schedule,
+        rate_scale=1.0,
         ramp_up=None,
     )

@@ -8,6 +8,7 @@ from typing import Any
 from sim.comparison.compare import MARGIN, Comparison, MetricRow
 from sim.comparison.loads import load_name
 
+_JUDGED = {"FAIL": "outside", "PASS": "within", "UNDECIDED": "perhaps within"}
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2E"}
 
 
@@ -60,7 +61,7 @@ def format_comparison(
     """
     regimes = comparison.regimes
     lines = [_head(comparison)]
-    lines += [format_row(row, bound=regimes.bound and row.key == "capacity") for row in comparison.rows]
+    lines += [format_row(row, bound=comparison.is_bound(row)) for row in comparison.rows]
     if any(row.noise is not None and not row.noise.repeats for row in comparison.rows):
         lines.append("  * assumed from an H100's repeats; give several runs of this load to measure it")
     lines.append(f"  load: {regimes.verdict}: {regimes.text}")
@@ -68,18 +69,18 @@ def format_comparison(
     lines += _sources(comparison)
     worst, limit = comparison.worst_row(allow_noise=allow_noise), MARGIN if threshold is None else threshold
     if worst is not None:
-        outside = abs(worst.error or 0.0) > limit and not (allow_noise and worst.excused)
-        verdict = "FAIL" if outside else "PASS"
+        verdict = comparison.verdict(limit, allow_noise=allow_noise)
         inside = (
             ", within twice its repeat noise"
             if worst.within_noise and abs(worst.error or 0.0) > limit
             else ""
         )
         if threshold is None:
-            judged = f"{'outside' if verdict == 'FAIL' else 'within'} {percent(limit)} (not a gate)"
+            judged = f"{_JUDGED[verdict]} {percent(limit)} (not a gate)"
         else:
             judged = f"{verdict} at {percent(limit)}"
-        lines.append(f"  worst: {worst.key} {worst.error:+.1%}{inside}: {judged}")
+        least = "at least " if comparison.is_bound(worst) else ""
+        lines.append(f"  worst: {worst.key} {least}{worst.error:+.1%}{inside}: {judged}")
     else:
         lines.append("  worst: no figure decides")
     lines += [f"  {note.kind}: {note.text}" for note in comparison.notes]
@@ -107,16 +108,20 @@ def _sources(comparison: Comparison) -> list[str]:
     return [f"  {what} of the mean latency by part: {parts} (by {sources.how})"]
 
 
-def comparison_json(comparison: Comparison, threshold: float | None = None) -> dict[str, Any]:
-    """A comparison, JSON-ready; unknown is null."""
+def comparison_json(
+    comparison: Comparison, threshold: float | None = None, *, allow_noise: bool = False
+) -> dict[str, Any]:
+    """A comparison, JSON-ready; unknown is null. `threshold` and `allow_noise` as in `format_comparison`."""
     limit = MARGIN if threshold is None else threshold
+    worst = comparison.worst_row(allow_noise=allow_noise)
     return {
         "load": load_name(comparison.measured),
         "runs": comparison.runs,
-        "verdict": comparison.verdict(limit),
+        "verdict": comparison.verdict(limit, allow_noise=allow_noise),
         "threshold": limit,
         "gate": threshold is not None,
-        "worst": None if comparison.worst is None else comparison.worst.key,
+        "allow_noise": allow_noise,
+        "worst": None if worst is None else worst.key,
         "rows": [_row(row) for row in comparison.rows],
         "regimes": {**asdict(comparison.regimes), "capacity_error": comparison.regimes.capacity_error},
         "tests": [asdict(test) for test in comparison.tests],
