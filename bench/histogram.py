@@ -74,7 +74,8 @@ class Histogram:
                 if math.isinf(edge):
                     return QuantileInterval(lower, math.inf, None)
                 share = (rank - below) / (cumulative - below)
-                return QuantileInterval(lower, edge, lower + (edge - lower) * share)
+                estimate = min(edge, lower + (edge - lower) * share)  # rounding may carry it beyond
+                return QuantileInterval(lower, edge, estimate)
             lower, below = edge, cumulative
         return QuantileInterval(lower, math.inf, None)
 

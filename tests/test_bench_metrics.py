@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bench.crosscheck import cross_check, describe
@@ -69,6 +69,7 @@ def test_intervals_apart_are_different():
     st.lists(st.floats(0.001, 90), min_size=1, max_size=8, unique=True),
     st.floats(0.01, 1.0),
 )
+@example([2.0, 18.0], [1.0119322630614658, 17.974312442337432], 0.5)
 def test_the_interval_holds_the_true_quantile(samples, edges, q):
     values = np.array(samples)
     grid = from_buckets({edge: int((values <= edge).sum()) for edge in edges}, len(values), values.sum())
