@@ -135,6 +135,8 @@ def test_objectives_that_no_load_keeps_fail_with_the_best_that_can_be_reached(mo
         (["--slo", "p99 ttft <= 1s", "--tp", "1,x"], "whole numbers"),
         (["--slo", "p99 ttft <= 1s", "--gpus", "H999"], "H999"),
         (["--slo", "p99 ttft <= 1s", "--rate", "4", "--load", "concurrency"], "leave out"),
+        (["--slo", "p99 ttft <= 1s", "--tp", "1,2", "--load", "concurrency"], "compared by rate"),
+        (["--slo", "p99 ttft <= 1s", "--rate", "4", "--tp", "1,2", "--daily", ",".join("1" * 24)], "--daily"),
         (["--slo", "p99 ttft <= 1s", "--price", "/none.yaml"], "no such file"),
     ],
 )

@@ -6,6 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from cli import main, servecast
+from sim.build import build_scenario
+from sim.planning.plan_report import bench_line, serve_line
 from sim.secrets import without_secrets
 
 EXTRA = """--extra-body '{"api_key": "S3CRET", "top_k": 3}'"""
@@ -65,3 +67,13 @@ def test_translation_masks_them_and_keeps_the_rest() -> None:
     said = CliRunner().invoke(servecast, words, catch_exceptions=False).output
     assert "S3CRET" not in said
     assert '"bos_token": "<s>"' in said
+
+
+def test_a_confirming_command_masks_them() -> None:
+    scenario = build_scenario(
+        serve="""vllm serve Qwen/Qwen2.5-7B-Instruct --hf-overrides '{"api_key": "S3CRET"}'""",
+        bench="vllm bench serve",
+        gpu="H100",
+    )
+    assert "--hf-overrides" in serve_line(scenario)
+    assert "S3CRET" not in bench_line(scenario)

@@ -77,13 +77,22 @@ def make_plan(
     """Answer the question.
 
     Raises:
-        BadInput: a scenario that cannot run, an unknown GPU, a GPU without a price.
+        BadInput: a scenario that cannot run, an unknown GPU, a GPU without a price, or options that ask for
+            different things.
     """
-    if question.kind == "concurrency" and question.rate is not None:
-        raise BadInput("--rate", question.rate, "asks for replicas by rate; leave out --load concurrency")
+    compares = bool(question.gpus or question.tps)
+    if question.kind == "concurrency":
+        if question.rate is not None:
+            raise BadInput("--rate", question.rate, "asks for replicas by rate; leave out --load concurrency")
+        if question.traffic is not None:
+            raise BadInput("--load", "concurrency", "is of a client's load; leave out --traffic")
+        if compares:
+            raise BadInput("--load", "concurrency", "hardware is compared by rate; leave out --gpus and --tp")
+    if question.daily is not None and compares:
+        raise BadInput("--daily", None, "is sized for one kind of replica; leave out --gpus and --tp")
     if question.daily is not None and question.rate is None:
         raise BadInput("--daily", None, "shapes a wanted load; give its mean with --rate")
-    if question.gpus or question.tps:
+    if compares:
         return _compare(source, question, pool, profile)
     scenario = source.build()
     if question.prices is not None:

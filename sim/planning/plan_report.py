@@ -24,6 +24,7 @@ from sim.planning.text import wrap
 from sim.planning.traffic import is_trace, native_rate
 from sim.provenance import Note
 from sim.scenario import Scenario
+from sim.secrets import without_secrets
 
 ENOUGH = 1000  # requests of a run that is to confirm a P99
 LASTING = 120  # s that it should last
@@ -83,7 +84,7 @@ def confirming_commands(found: Capacity) -> list[str]:
 
 
 def serve_line(scenario: Scenario) -> str:
-    """The engine's launch command for a scenario."""
+    """The engine's launch command for a scenario, its secrets masked."""
     engine = scenario.engine
     words = ["vllm", "serve", scenario.model.name]
     if engine.name == "sglang":
@@ -91,7 +92,7 @@ def serve_line(scenario: Scenario) -> str:
     given = tuple(pair for pair in engine.given if pair[0] not in ("--model", "--model-path"))
     words += launch_words(replace(engine, given=given))
     env = [f"{key}={shlex.quote(value)}" for key, value in engine.env.items()]
-    return " ".join([*env, shlex.join(words)])
+    return without_secrets(" ".join([*env, shlex.join(words)]))
 
 
 def confirming_load(found: Capacity, share: float) -> Scenario:
