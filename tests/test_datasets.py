@@ -162,6 +162,7 @@ def test_conversations_give_their_first_two_turns_and_say_that_lengths_are_estim
     fixed = sharegpt(write(tmp_path, entries), 2, output_len=7)
     assert sorted((r.prompt_len, r.max_tokens) for r in fixed.requests) == [(10, 7), (100, 7)]
     assert estimate_tokens("täglich") == 2
+    assert estimate_tokens("a\ud83d") == 1  # half an emoji, as JSON may hold it
 
 
 def test_lengths_files_are_exact_and_too_few_entries_are_repeated(tmp_path):
@@ -182,6 +183,8 @@ def test_lengths_files_are_exact_and_too_few_entries_are_repeated(tmp_path):
         ("[1]", "entry 0.*JSON object"),
         ('[{"conversations": [{"text": "a"}, {"text": "b"}]}]', "value"),
         ('[{"conversations": [{"value": "a"}]}]', "no usable entry"),
+        ('[{"conversations": null}]', "entry 0 conversations.*list of turns"),
+        ('[{"conversations": []}, {"conversations": [1, 2]}]', "entry 1: conversation turns"),
         ('[{"input_len": 5}]', "lacks the field output_len"),
         ('[{"input_len": 0, "output_len": 4}]', "at least 1"),
         ('[{"input_len": 5, "output_len": 4}, {"conversations": []}]', "mixes"),

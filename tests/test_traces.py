@@ -147,6 +147,8 @@ def test_early_stops_of_a_trace_happen_only_where_stop_tokens_count(tmp_path):
             "on all",
         ),
         ("lengths", '{"arrival": 1e999, "input_len": 5, "output_len": 2}', "arrival: inf"),
+        ("azure", AZURE + "2023-11-16 18:15:59,1e20,1\n", "line 5 ContextTokens.*too large"),
+        ("azure", AZURE + '2023-11-16 18:15:59,"' + "x" * 140_000 + '",1\n', "line 5: is not CSV"),
         ("lengths", '{"input_len": true, "output_len": 2}', "input_len: must be a number"),
     ],
 )
@@ -157,12 +159,23 @@ def test_broken_traces_name_file_and_line(tmp_path, kind, text, message):
     assert "broken.trace" in str(caught.value)
 
 
+def test_line_ends_of_text_within_a_line_of_json_are_none(tmp_path):
+    path = put(tmp_path, '{"input_len": 5, "output_len": 2, "session": "a\u2028b\x85c"}\r\n', "u.jsonl")
+    (request,) = load("lengths", path, use_trace_arrivals=False).requests
+    assert request.session == "a\u2028b\x85c"
+
+
 def test_missing_truncated_and_binary_files_are_refused(tmp_path):
     with pytest.raises(BadInput, match="no such file"):
         load("azure", tmp_path / "none.csv")
     cut = tmp_path / "cut.gz"
     cut.write_bytes(gzip.compress(AZURE.encode() * 50)[:-20])
     with pytest.raises(BadInput, match="truncated"):
+        load("azure", cut)
+    data = bytearray(gzip.compress(AZURE.encode() * 50, mtime=0))
+    data[12:40] = b"\xff" * 28
+    cut.write_bytes(bytes(data))
+    with pytest.raises(BadInput, match="damaged"):
         load("azure", cut)
     noise = tmp_path / "noise"
     noise.write_bytes(b"\xff\xfe\x00\x80")

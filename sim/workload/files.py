@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from sim.paths import file_bytes
 
 # What a user may write for one quantity; the first name is ours.
 INPUT_NAMES = ("input_len", "prompt_len", "input_length", "prompt_tokens", "input_tokens")
+EXACT = 2.0**53  # up to which floats hold every whole number
 OUTPUT_NAMES = ("output_len", "output_length", "output_tokens", "completion_tokens")
 
 
@@ -34,6 +36,8 @@ def read_text(path: str | Path, field: str = "--dataset-path") -> str:
         raise BadInput(field, name, "no such file") from None
     except EOFError:
         raise BadInput(field, name, "the compressed file is truncated") from None
+    except zlib.error:
+        raise BadInput(field, name, "the compressed file is damaged") from None
     except UnicodeDecodeError as error:
         raise BadInput(field, name, f"is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
@@ -69,7 +73,7 @@ def json_lines(text: str, path: str | Path) -> Iterator[tuple[int, dict[str, Any
     Raises:
         BadInput: naming the line that is not a JSON object.
     """
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # JSON may hold other line ends within
         if not line.strip():
             continue
         value = parse_json(line, path, number)
@@ -79,7 +83,7 @@ def json_lines(text: str, path: str | Path) -> Iterator[tuple[int, dict[str, Any
 
 
 def whole(value: object, where: str, name: str, low: int) -> int:
-    """An integer of at least `low`; numbers such as 12.0 and texts such as "12" count.
+    """An integer of at least `low` and less than 2^53; numbers such as 12.0 and texts such as "12" count.
 
     Raises:
         BadInput: naming place and field.
@@ -87,6 +91,8 @@ def whole(value: object, where: str, name: str, low: int) -> int:
     number = finite(value, where, name)
     if number != int(number) or number < low:
         raise BadInput(f"{where} {name}", number, f"must be a whole number of at least {low}")
+    if number >= EXACT:
+        raise BadInput(f"{where} {name}", number, "is too large for any count")
     return int(number)
 
 

@@ -19,7 +19,7 @@ MIN_LEN, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # is_valid_sequence, vllm/benchm
 
 def estimate_tokens(text: str) -> int:
     """Tokens of a text by its size in bytes: a stand-in for a tokenizer, good to some 20 % on prose."""
-    return math.ceil(len(text.encode("utf-8")) / BYTES_PER_TOKEN)
+    return math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN)  # half an emoji, too
 
 
 def read_sharegpt(dataset: FileDataset, n: int, seed: int) -> Prompts:
@@ -34,7 +34,7 @@ def read_sharegpt(dataset: FileDataset, n: int, seed: int) -> Prompts:
         BadInput: naming file and entry.
     """
     entries = _entries(dataset.path)
-    with_text = [e for _, e in entries if "conversations" in e]
+    with_text = [(where, e["conversations"]) for where, e in entries if "conversations" in e]
     if with_text and len(with_text) < len(entries):
         raise BadInput(dataset.path, None, "mixes conversations and lengths; use one of the two")
     lengths = _conversations(with_text, dataset, n, seed) if with_text else _plain(entries, dataset, n, seed)
@@ -79,18 +79,21 @@ def _shuffled(count: int, dataset: FileDataset, seed: int) -> list[int]:
 
 
 def _conversations(
-    entries: list[dict[str, Any]], dataset: FileDataset, n: int, seed: int
+    entries: list[tuple[str, Any]], dataset: FileDataset, n: int, seed: int
 ) -> list[tuple[int, int]]:
     """(prompt, output) tokens of conversations, as many as asked for."""
-    usable = [e["conversations"] for e in entries if len(e["conversations"]) >= 2]
+    for where, turns in entries:
+        if not isinstance(turns, list):
+            raise BadInput(f"{where} conversations", None, "must be a list of turns")
+    usable = [(where, turns) for where, turns in entries if len(turns) >= 2]
     lengths: list[tuple[int, int]] = []
     for index in _shuffled(len(usable), dataset, seed):
         if len(lengths) == n:
             break
+        where, turns = usable[index]
         try:
-            prompt, answer = (str(turn["value"]) for turn in usable[index][:2])
+            prompt, answer = (str(turn["value"]) for turn in turns[:2])
         except (KeyError, TypeError):
-            where = f"{dataset.path} entry {index}"
             raise BadInput(where, None, 'conversation turns must be objects with a "value"') from None
         tokens = estimate_tokens(prompt)
         output = dataset.output_len or estimate_tokens(answer)

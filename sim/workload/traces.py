@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -83,8 +83,9 @@ def _by_arrival(
 
 def _azure(path: str, text: str, output_len: int | None) -> Prompts:
     """Azure LLM inference trace (Azure/AzurePublicDataset, 2023 and 2024)."""
-    rows = csv.reader(io.StringIO(text))
-    header = [name.strip() for name in next(rows)]
+    rows = _csv_rows(text, path)
+    _, first_row = next(rows)
+    header = [name.strip() for name in first_row]
     missing = [name for name in AZURE_COLUMNS if name not in header]
     if missing:
         raise BadInput(place(path, 1), None, f"lacks the column {missing[0]}; has {', '.join(header)}")
@@ -93,17 +94,27 @@ def _azure(path: str, text: str, output_len: int | None) -> Prompts:
     lines: list[int] = []
     lens: list[int] = []
     output_lens: list[int] = []
-    for row in rows:
+    for line, row in rows:
         if not row:
             continue
-        where = place(path, rows.line_num)
+        where = place(path, line)
         if len(row) < len(header):
             raise BadInput(where, None, f"has {len(row)} of {len(header)} columns; is the file truncated?")
         stamps.append(row[when].strip())
-        lines.append(rows.line_num)
+        lines.append(line)
         lens.append(whole(row[context], where, "ContextTokens", 1))
         output_lens.append(whole(row[generated], where, "GeneratedTokens", 1))
     return _by_arrival(_stamps(stamps, lines, path), OwnPrompts(lens), output_lens, output_len)
+
+
+def _csv_rows(text: str, path: str) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of every row; one at least, as no text read is empty."""
+    rows = csv.reader(io.StringIO(text))
+    try:
+        for row in rows:
+            yield rows.line_num, row
+    except csv.Error as error:
+        raise BadInput(place(path, rows.line_num), None, f"is not CSV: {error}") from None
 
 
 def _stamps(stamps: list[str], lines: list[int], path: str) -> Floats:
