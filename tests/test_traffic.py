@@ -16,12 +16,13 @@ from sim.planning.capacity import capacity
 from sim.planning.cluster import Member, run_cluster
 from sim.planning.daily import DailyProfile, arrivals, day_of_replicas, time_for
 from sim.planning.hardware import Candidate, operating_points
-from sim.planning.load_curve import Effort, LevelReading
+from sim.planning.load_curve import Effort, LevelReading, LoadCurve
 from sim.planning.mix import parse_traffic, read_traffic, tenant_of
 from sim.planning.plan_report import confirming_commands
+from sim.planning.pool import run_here
 from sim.planning.prices import Prices
 from sim.planning.router import PrefixAffinity, RoundRobin
-from sim.planning.sessions import SessionShape, draw_sessions
+from sim.planning.sessions import SessionShape, draw_sessions, lasting
 from sim.planning.slo import parse_slos
 from sim.planning.traffic import requests_at
 from sim.workload.spec import FileDataset, WorkloadSpec
@@ -179,9 +180,28 @@ def test_conversations_end_before_the_context_does():
     assert longest <= 300
 
 
+@pytest.mark.parametrize("limit", [200, 600, 100_000])
+def test_turns_that_the_context_leaves_are_known_without_sending_them(limit):
+    shape = SessionShape(
+        turns=6, system_prompt=64, first_prompt=40, follow_up=20, output=30, max_context=limit
+    )
+    drawn = draw_sessions(shape, [0.0] * 20_000, "chat", np.random.default_rng(3))
+    turns, early = lasting(shape)
+    assert turns == pytest.approx(sum(len(s.turns) for s in drawn) / 20_000, rel=0.02)
+    assert (early == 0.0) == (limit == 100_000)
+    assert lasting(replace(shape, turns=1.0, max_context=100_000)) == (1.0, 0.0)
+
+
 @pytest.mark.parametrize(
     "fields",
-    [{"turns": 0.5}, {"think_time": -1.0}, {"output": 0}, {"max_context": 10}, {"system_prompt": -1}],
+    [
+        {"turns": 0.5},
+        {"turns": math.inf},
+        {"think_time": -1.0},
+        {"output": 0},
+        {"max_context": 10},
+        {"system_prompt": -1},
+    ],
 )
 def test_bad_conversations(fields):
     with pytest.raises(BadInput, match="here"):
@@ -253,6 +273,47 @@ def test_a_short_trace_of_a_tenant_begins_again(trace):
     assert len(found) > 200
     prompts = [s.turns[0].prompt for s in found]
     assert len(set(prompts)) == len(prompts)
+
+
+@pytest.mark.parametrize("arriving", [3.0, 0.2])
+def test_a_tenant_of_prefixes_may_send_fewer_requests_than_there_are_prefixes(arriving):
+    dataset = {"kind": "prefix_repetition", "num_prefixes": 20, "prefix_len": 64, "suffix_len": 8}
+    mix = {"rate": arriving, "duration": 30, "tenants": [{"name": "p", "share": 1, "dataset": dataset}]}
+    found = parse_traffic(mix, "here").generate(seed=0)
+    beginnings = {s.turns[0].prompt[0] for s in found}
+    assert len(found) == pytest.approx(30 * arriving, abs=25)
+    assert len(beginnings) == (20 if len(found) > 60 else len(beginnings))
+    assert len(found) < 20 or len(beginnings) < len(found)
+
+
+def test_sessions_that_the_context_ends_are_said_and_counted():
+    cut = {"name": "chat", "share": 1, "sessions": {"turns": 20, "output": 500, "max_context": 4000}}
+    traffic = parse_traffic({**MIX, "tenants": [cut]}, "here")
+    (note,) = traffic.notes
+    assert (note.kind, note.subject) == ("warning", "tenant chat")
+    assert "4,000" in note.text
+    sent = traffic.generate(seed=1, prompts=8000)
+    assert traffic.mean_turns < 7
+    assert sum(len(s.turns) for s in sent) == pytest.approx(8000, rel=0.06)
+    assert not parse_traffic({**MIX, "tenants": [{**cut, "sessions": {"turns": 2}}]}, "here").notes
+
+
+def test_a_load_that_cannot_be_made_at_some_level_is_no_missed_objective():
+    night = {
+        "rate": 2,
+        "duration": 60,
+        "daily": [0.0] * 12 + [1.0] * 12,
+        "from_hour": 11.99,
+        "tenants": MIX["tenants"],
+    }
+    what = read_source(serve=SERVE, bench="vllm bench serve", gpu="L4").build()
+    curve = LoadCurve(
+        what, parse_slos(["p99 ttft <= 1s"]), "rate", Effort(100, 1), run_here, FixedSteps(0.02), 1.0,
+        parse_traffic(night, "here"),
+    )  # fmt: skip
+    assert curve.read(2.0, 1).kept
+    with pytest.raises(BadInput, match=r"cannot run at 0.001 requests/s.*nothing arrives"):
+        curve.read(0.001, 1)
 
 
 def vars_of(trace):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from sim.errors import BadInput
 from sim.planning.bracket import Reading
 from sim.planning.mix import Traffic
 from sim.planning.pool import Pool
@@ -86,10 +87,17 @@ class LoadCurve:
         )
 
     def probes(self, value: float, replications: int) -> list[Probe]:
-        """The simulated replications of a level, as many as asked for."""
+        """The simulated replications of a level, as many as asked for.
+
+        Raises:
+            BadInput: the load cannot be made or served there; that is no matter of objectives.
+        """
         missing = [r for r in range(replications) if (value, r) not in self._probes]
         jobs = [self._job(value, r) for r in missing]
         for r, probe in zip(missing, self._pool(run_probe, jobs), strict=True):
+            if probe.outcome.failure is not None:  # of the load itself, at whatever level
+                hint = f"cannot run at {Level(self.kind, value)}: {probe.outcome.failure}"
+                raise BadInput("SCENARIO", self.scenario.name or None, hint)
             self._probes[value, r] = probe
         return [self._probes[value, r] for r in range(replications)]
 

@@ -28,16 +28,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sim.errors import BadInput
 from sim.planning.daily import DailyProfile, arrivals, time_for
-from sim.planning.sessions import Session, SessionShape, draw_sessions, singles
+from sim.planning.sessions import Session, SessionShape, draw_sessions, lasting, singles
 from sim.planning.traffic import requests_at
 from sim.provenance import Note
 from sim.request import Request
 from sim.scenario_file import DatasetInput, WorkloadInput, unknown_key, workload_from_input
 from sim.workload.files import read_text
-from sim.workload.spec import WorkloadSpec
+from sim.workload.spec import PrefixRepetitionDataset, WorkloadSpec
 from sim.yamltext import load_yaml, yaml_fault
 
 FIELD = "--traffic"
+TELLING = 0.005  # share of sessions that is worth a note
 ENOUGH = 100.0  # arrivals of a duration that is worth naming
 _HINTS = {
     "missing": "is missing; a traffic file needs `rate:` [requests/s] and `tenants:` with a name and a share",
@@ -103,8 +104,8 @@ class Tenant:
 
     @property
     def mean_turns(self) -> float:
-        """Requests per arrival."""
-        return 1.0 if self.sessions is None else self.sessions.turns
+        """Requests per arrival; fewer than the shape's `turns` where `max_context` ends sessions early."""
+        return 1.0 if self.sessions is None else lasting(self.sessions)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Traffic:
     def stay(self, answer: float) -> float:
         """How long the longest kind of session lasts on average [s], if an answer takes that long."""
         shapes = [t.sessions for t in self.tenants if t.sessions is not None]
-        return max([answer, *(s.turns * (answer + s.think_time) for s in shapes)])
+        return max([answer, *(lasting(s)[0] * (answer + s.think_time) for s in shapes)])
 
     def generate(self, seed: int, rate: float | None = None, prompts: int | None = None) -> list[Session]:
         """Sessions of all tenants in order of their starts; each tenant has random streams of its own.
@@ -178,10 +179,10 @@ def _requests(tenant: Tenant, spec: WorkloadSpec, starts: list[float], seed: int
     """As many requests of the tenant's data set as arrive; a trace that ends begins again under new names."""
     found: list[Request] = []
     round_ = 0
-    while len(found) < len(starts):
-        wanted = replace(spec, num_prompts=len(starts) - len(found), request_rate=float("inf"))
+    while (left := len(starts) - len(found)) > 0:
+        wanted = replace(spec, num_prompts=_drawn(spec, left), request_rate=float("inf"))
         batch = requests_at(wanted, seed + round_)
-        for request in batch:
+        for request in batch[:left]:
             i = len(found)
             prompt = tuple((f"{tenant.name}/{round_}/{key}", length) for key, length in request.prompt)
             found.append(
@@ -196,6 +197,14 @@ def _requests(tenant: Tenant, spec: WorkloadSpec, starts: list[float], seed: int
             )
         round_ += 1
     return found
+
+
+def _drawn(spec: WorkloadSpec, wanted: int) -> int:
+    """How many to draw for so many: prefixes come in equal, shuffled shares, so whole rounds of them."""
+    if not isinstance(spec.dataset, PrefixRepetitionDataset):
+        return wanted
+    prefixes = max(1, spec.dataset.num_prefixes)
+    return -(-wanted // prefixes) * prefixes
 
 
 def read_traffic(path: str | Path) -> Traffic:
@@ -230,14 +239,15 @@ def parse_traffic(raw: Mapping[str, Any], source: str) -> Traffic:
     if len(set(names)) < len(names) or any(":" in name for name in names):
         raise BadInput("tenants", None, f"need names of their own, without a colon (in {source})")
     total = sum(tenant.share for tenant in content.tenants)
+    tenants = tuple(_tenant(t, total, f"tenants.{i}") for i, t in enumerate(content.tenants))
     return Traffic(
         content.rate,
         content.duration,
-        tuple(_tenant(t, total, f"tenants.{i}") for i, t in enumerate(content.tenants)),
+        tenants,
         DailyProfile(tuple(content.daily)) if content.daily is not None else DailyProfile(),
         content.from_hour,
         content.compress,
-        _share_notes(content, total),
+        (*_share_notes(content, total), *_cut_notes(tenants)),
     )
 
 
@@ -248,6 +258,22 @@ def _share_notes(content: TrafficInput, total: float) -> tuple[Note, ...]:
     return (
         Note("info", "tenants", f"their shares add up to {total:.4g} and are taken as parts of 1: {told}"),
     )
+
+
+def _cut_notes(tenants: Sequence[Tenant]) -> list[Note]:
+    """Sessions that end before their users would."""
+    found = []
+    for tenant in tenants:
+        shape = tenant.sessions
+        if shape is None or lasting(shape)[1] < TELLING:
+            continue
+        turns, early = lasting(shape)
+        text = (
+            f"max_context ({shape.max_context:,} tokens) ends {early:.0%} of its sessions early: {turns:.3g} "
+            f"turns on average, not {shape.turns:.3g}; rates and costs count those that are sent"
+        )
+        found.append(Note("warning", f"tenant {tenant.name}", text))
+    return found
 
 
 def _tenant(given: TenantInput, total: float, where: str) -> Tenant:
