@@ -16,6 +16,7 @@ from sim.errors import BadInput
 from sim.figures.metrics import success_verdict, summarise
 from sim.figures.regime import regime
 from sim.fingerprint import fingerprint, model_fingerprint
+from sim.hardware.spec import GpuSpec
 from sim.loop.recorder import TtftParts
 from sim.loop.replica import StepSink, Usage
 from sim.loop.run import RunOutcome, run
@@ -237,10 +238,15 @@ def _identity(scenario: Scenario, account: MemoryAccount, step_time: StepTimeMod
         "seed": scenario.seed,
         "scenario": scenario.name,
         "model_sha": model_fingerprint(scenario.model),
-        "gpu_sha": fingerprint(asdict(scenario.gpu)),
+        "gpu_sha": fingerprint(_card(scenario.gpu)),
         "step_time_sha": fingerprint(_described(step_time)),
         "servecast_version": _own_version(),
     }
+
+
+def _card(gpu: GpuSpec) -> dict[str, Any]:
+    """What the card is, wherever its file lies."""
+    return {key: value for key, value in asdict(gpu).items() if key != "file"}
 
 
 def _server(account: MemoryAccount, usage: Usage) -> dict[str, float | int | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,9 +66,9 @@ def find_gpu(name: str) -> tuple[GpuSpec, tuple[Note, ...]]:
     asked = name.strip()
     file, _, part = asked.rpartition(":")
     if file and is_file(file):
-        return _from_file(Path(file), part)
+        return _from_file(Path(file), part, asked)
     if is_file(asked):
-        return _from_file(Path(asked), None)
+        return _from_file(Path(asked), None, asked)
     if asked.endswith((".yaml", ".yml", ".json")):
         raise BadInput("--gpu", asked, "no such file")
     wanted = _plain(asked)
@@ -141,7 +141,7 @@ def _unknown_hint(asked: str) -> str:
     )
 
 
-def _from_file(path: Path, part: str | None) -> tuple[GpuSpec, tuple[Note, ...]]:
+def _from_file(path: Path, part: str | None, asked: str) -> tuple[GpuSpec, tuple[Note, ...]]:
     try:
         text = file_text(path)
         content: Any = load_json(text) if path.suffix == ".json" else load_yaml(text)
@@ -163,4 +163,4 @@ def _from_file(path: Path, part: str | None) -> tuple[GpuSpec, tuple[Note, ...]]
 
     row = GpuRow(**checked_fields(fields, path))
     note = Note("info", "--gpu", f"{name} is read from {path}")
-    return row.spec(name), (note, *_assumed_notes(name, row))
+    return replace(row.spec(name), file=asked), (note, *_assumed_notes(name, row))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,8 @@ class GpuSpec:
         link_bandwidth: GPU-to-GPU, one direction [bytes/s] (NVLink, or PCIe where there is none).
         source: where the row's figures come from.
         assumed: names of fields that are assumed rather than cited, with the reason.
+        device_name: as torch prints it, e.g. "NVIDIA H100 80GB HBM3".
+        file: `--gpu`'s value where it is a file of the user's own; no part of what the card is.
     """
 
     name: str
@@ -30,4 +32,10 @@ class GpuSpec:
     link_bandwidth: float
     source: str
     assumed: Mapping[str, str]
-    device_name: str = ""  # as torch prints it, e.g. "NVIDIA H100 80GB HBM3"
+    device_name: str = ""
+    file: str = field(default="", compare=False)
+
+    @property
+    def spelling(self) -> str:
+        """What `--gpu` finds this card by."""
+        return self.file or self.name
