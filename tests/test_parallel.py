@@ -16,9 +16,10 @@ from sim.errors import BadInput
 from sim.planning import parallel
 from sim.planning.backends import backend, check_address, within
 from sim.planning.jobs import Job, run_job
-from sim.planning.outcome import Outcome
+from sim.planning.outcome import WORKER_DIED, Outcome
 from sim.planning.parallel import Sweep
 from sim.planning.results_file import ResultsFile, fingerprint
+from sim.workload.spec import FileDataset
 
 SERVE = "vllm serve Qwen/Qwen2.5-0.5B-Instruct --max-model-len 1024 --max-num-seqs 8"
 BENCH = (
@@ -154,6 +155,37 @@ def test_results_of_other_settings_are_refused(tmp_path):
     with pytest.raises(BadInput, match="other settings"):
         Sweep(workers=1, out=out, run=constant)(other)
     assert fingerprint(work[0]) != fingerprint(other[0])
+
+
+def test_results_are_not_reused_once_the_trace_has_changed(tmp_path):
+    out, trace = tmp_path / "sweep.jsonl", tmp_path / "trace.jsonl"
+    trace.write_text('{"arrival": 0, "input_len": 5, "output_len": 2}\n', encoding="utf-8")
+    (job,) = jobs(1)
+    spec = replace(job.scenario.workload, dataset=FileDataset("lengths", str(trace)))
+    work = [replace(job, scenario=replace(job.scenario, workload=spec))]
+    Sweep(workers=1, out=out, run=constant)(work)
+    assert ResultsFile(out).done(work)
+    trace.write_text('{"arrival": 0, "input_len": 50, "output_len": 2}\n', encoding="utf-8")
+    with pytest.raises(BadInput, match="other settings"):
+        ResultsFile(out).done(work)
+
+
+def test_a_run_lost_with_its_worker_is_tried_again(tmp_path):
+    out, work = tmp_path / "sweep.jsonl", jobs(3)
+
+    def lost(job):
+        return Outcome(failure=f"{WORKER_DIED} (Killed)") if job.scenario.seed == 1 else constant(job)
+
+    Sweep(workers=1, out=out, run=lost)(work)
+    ran = []
+    found = Sweep(workers=1, out=out, run=lambda job: ran.append(job.key) or constant(job))(work)
+    assert ran == ["point 1"]
+    assert [o.failure for o in found] == [None] * 3
+    assert keys(out) == ["point 0", "point 1", "point 2"]
+    # The second try may be cut off before the file is put in order.
+    both = json.dumps({"key": "point 1", "job": fingerprint(work[1]), "outcome": lost(work[1]).to_dict()})
+    out.write_text(both + "\n" + out.read_text(encoding="utf-8"), encoding="utf-8")
+    assert len(ResultsFile(out).done(work)) == 3
 
 
 def test_a_file_of_something_else_is_refused_by_line(tmp_path):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sim.planning.cluster import NodeOutcome
 
 Value = float | int | None
+WORKER_DIED = "the worker died"  # begins a failure that says nothing of the run itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,11 @@ class Outcome:
     def from_dict(cls, content: Mapping[str, Any]) -> Outcome:
         """Inverse of `to_dict`."""
         return cls(**content)
+
+
+def worker_died(outcome: Outcome) -> bool:
+    """Whether the run was lost with its process; another try may well succeed."""
+    return (outcome.failure or "").startswith(WORKER_DIED)
 
 
 def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:

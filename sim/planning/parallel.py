@@ -14,7 +14,7 @@ from typing import Any
 from sim.errors import BadInput
 from sim.planning.backends import backend
 from sim.planning.jobs import Job, run_job
-from sim.planning.outcome import Outcome
+from sim.planning.outcome import WORKER_DIED, Outcome
 from sim.planning.results_file import ResultsFile
 
 MAX_BREAKS = 2  # pools in a row that break without one result, before jobs are run one by one
@@ -154,7 +154,7 @@ def _alone(run: RunJob, job: Job, arguments: dict[str, Any]) -> Outcome:
     try:
         ((_, outcome),) = Parallel(**arguments)([delayed(_keyed)(run, job)])
     except broken_pool_errors() as error:
-        return Outcome(failure=f"the worker died ({type(error).__name__}); perhaps it ran out of memory")
+        return Outcome(failure=f"{WORKER_DIED} ({type(error).__name__}); perhaps it ran out of memory")
     kept: Outcome = outcome
     return kept
 

@@ -6,14 +6,16 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 
 from sim.errors import BadInput
 from sim.planning.jobs import Job
-from sim.planning.outcome import Outcome
+from sim.planning.outcome import Outcome, worker_died
 from sim.results_io.atomic import write_text
 from sim.workload.files import place
+from sim.workload.spec import FileDataset
 
 FIELD = "--out"
 BEGIN = b'{"key":'  # of every line
@@ -21,14 +23,33 @@ BEGIN = b'{"key":'  # of every line
 
 def fingerprint(job: Job) -> str:
     """Changes with anything that could change the job's result (other than servecast itself)."""
+    specs = [job.scenario.workload, *job.before]
+    files = [spec.dataset.path for spec in specs if isinstance(spec.dataset, FileDataset)]
     content = {
-        "scenario": asdict(job.scenario),
+        "scenario": asdict(replace(job.scenario, gpu=replace(job.scenario.gpu, file=""))),
         "step_time": repr(job.step_time),
         "requests": None if job.requests is None else [asdict(r) for r in job.requests],
         "before": [asdict(spec) for spec in job.before],
+        "files": [_digest(path) for path in files],
     }
     text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(path: str) -> str | None:
+    """Of a data file's content; None if there is none to read, which the run itself will say."""
+    try:
+        stat = Path(path).stat()
+        return _content_digest(path, stat.st_mtime_ns, stat.st_size)
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=64)
+def _content_digest(path: str, mtime_ns: int, size: int) -> str:
+    """Read anew when the file's time or size has changed."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ResultsFile:
@@ -44,6 +65,7 @@ class ResultsFile:
         self._path = Path(path)
         self._lines: dict[str, str] = {}
         self._prints: dict[str, str] = {}
+        self._died: dict[str, bool] = {}
         self._order: list[str] = []
         if not self._path.absolute().parent.is_dir():
             raise BadInput(FIELD, str(path), "its folder does not exist")
@@ -52,7 +74,7 @@ class ResultsFile:
         self._load()
 
     def done(self, jobs: Sequence[Job]) -> dict[str, Outcome]:
-        """What the file already has of these jobs.
+        """What the file already has of these jobs; one whose worker died is tried again.
 
         Raises:
             BadInput: it has a job of the same name, but of other settings.
@@ -65,7 +87,11 @@ class ResultsFile:
             if self._prints[job.key] != fingerprint(job):
                 hint = f"its result {job.key!r} is of other settings; name another file"
                 raise BadInput(FIELD, str(self._path), hint)
-            found[job.key] = Outcome.from_dict(json.loads(line)["outcome"])
+            outcome = Outcome.from_dict(json.loads(line)["outcome"])
+            if worker_died(outcome):
+                del self._lines[job.key]
+            else:
+                found[job.key] = outcome
         return found
 
     def append(self, job: Job, outcome: Outcome) -> None:
@@ -115,11 +141,12 @@ class ResultsFile:
         try:
             entry = json.loads(raw)
             key, mark = str(entry["key"]), str(entry["job"])
-            Outcome.from_dict(entry["outcome"])
+            outcome = Outcome.from_dict(entry["outcome"])
         except (ValueError, KeyError, TypeError):
             raise _no_result(place(self._path, number)) from None
-        if key in self._lines:
+        if key in self._lines and not self._died.get(key):
             return
+        self._died[key] = worker_died(outcome)
         self._lines[key], self._prints[key] = raw.decode("utf-8"), mark
 
 
