@@ -14,13 +14,17 @@ from sim.figures.regime import comparability
 from sim.planning.admission import admission
 from sim.planning.bracket import Reading, find_crossing
 from sim.planning.capacity import capacity, flips
-from sim.planning.hardware import Candidate
+from sim.planning.hardware import Candidate, operating_points
 from sim.planning.load_curve import Effort
 from sim.planning.margin import ModelError, ScaledStepTime, model_error
+from sim.planning.plan import Plan, Question
+from sim.planning.plan_report import confirming_load, confirming_words, render_plan
 from sim.planning.plan_text import render_candidates
+from sim.planning.prices import Prices
 from sim.planning.probe import Level, at_level
+from sim.planning.report_html import plan_page
 from sim.planning.resources import utilisation
-from sim.planning.sizing import size
+from sim.planning.sizing import size, unsized_words
 from sim.planning.slo import parse_slos
 from sim.workload.spec import FileDataset
 from tests.engines_for_tests import FixedSteps
@@ -294,11 +298,41 @@ def test_a_number_of_replicas_that_the_model_cannot_bound_is_marked():
     found = planned(scenario(), ["mean ttft <= 200ms"], FixedSteps(0.1), Effort(200, 2))
     known = size(found, 40.0)
     for sizing, cell in ((known, f" {known.recommended}  "), (replace(known, pessimistic=None), "?  ")):
-        lines = render_candidates([Candidate("L4", "L4", 1, found, sizing=sizing)])
+        lines = render_candidates([Candidate("L4", "L4", 1, found, sizing=sizing)], sized=True)
         assert lines[0].index("replicas  ") + len("replicas") == len(lines[1])
         assert lines[1].strip() == "(peak, one down)"
         assert cell in lines[2]
         assert ("at most unknown" in "\n".join(lines)) == (cell == "?  ")
+
+
+def test_an_interval_that_begins_at_nothing_gives_no_number_of_replicas():
+    found = planned(scenario(), ["mean ttft <= 200ms"], FixedSteps(0.1), Effort(200, 2))
+    unsure = replace(found, low=0.0)
+    assert size(unsure, 40.0) is None
+    assert "no number" in unsized_words(unsure)
+    assert not unsized_words(found)
+    unsized = [Candidate("L4", "L4", 1, unsure)]
+    assert operating_points(unsized, Prices({"L4": 1.0}), 40.0) == []
+    text = "\n".join(render_candidates(unsized, sized=True))
+    assert " ?  " in text
+    assert "at most unknown" in text
+    question = Question(found.slos, rate=40.0, prices=Prices({"L4": 1.0}))
+    plan = Plan(question, read_source(serve=SERVE.format(slots=1), gpu="L4"), unsure, None, None)
+    assert "replicas: no number" in render_plan(plan)
+    assert "begins at 0" in plan_page(plan)
+
+
+@pytest.mark.parametrize(("level", "low", "high"), [(1, 1, 2), (2, 1, 3), (10, 8, 12)])
+def test_requests_in_flight_are_confirmed_by_whole_ones_on_either_side(level, low, high):
+    found = planned(scenario(), ["mean ttft <= 200ms"], FixedSteps(0.1), Effort(200, 2))
+    found = replace(
+        found, level=Level("concurrency", level), kept=Level("concurrency", level), request_rate=50.0
+    )
+    below, above = (confirming_load(found, share).workload for share in (0.85, 1.15))
+    assert (below.max_concurrency, above.max_concurrency) == (low, high)
+    # At 50 requests/s per level in flight, two minutes are more than a thousand requests.
+    assert below.num_prompts == max(1000, round(120 * 50 * low / level))
+    assert f"with {low} in flight and missed with {high}" in confirming_words(found)
 
 
 def test_an_offered_rate_drops_the_clients_cap():

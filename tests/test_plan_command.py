@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -144,6 +145,31 @@ def test_bad_questions_are_told_in_one_line(more, says):
     done = run_plan(*more)
     assert isinstance(done.exception, BadInput)
     assert says in str(done.exception)
+
+
+@pytest.mark.parametrize(("gpus", "says"), [("L4,H999", "H999"), ("L4,H100", "no price for H100")])
+def test_what_is_misspelt_or_unpriced_is_said_before_anything_is_simulated(monkeypatch, tmp_path, gpus, says):
+    def never(*args, **more):
+        raise AssertionError
+
+    monkeypatch.setattr("sim.planning.plan.candidates", never)
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("L4: 0.7\n", encoding="utf-8")
+    done = run_plan(*QUICK, "--gpus", gpus, "--price", str(prices))
+    assert isinstance(done.exception, BadInput)
+    assert says in str(done.exception)
+
+
+def test_a_gpu_file_of_ones_own_is_named_as_it_was_given(tmp_path):
+    cards = tmp_path / "my cards.yaml"
+    card = "{memory_gib: 24, bandwidth: 300, tflops: {bf16: 120}}"
+    cards.write_text(f"small: {card}\nbig: {card}\n", encoding="utf-8")
+    own = f"{cards}:small"
+    done = CliRunner().invoke(cli.servecast, ["plan", *SCENARIO[:4], "--gpu", own, "--jobs", "1", *QUICK])
+    assert done.exit_code == 0, done.output
+    (line, _) = [line for line in done.output.splitlines() if line.startswith("  servecast bench")]
+    words = shlex.split(line)
+    assert words[words.index("--gpu") + 1] == own
 
 
 def test_a_day_of_replicas():

@@ -145,10 +145,12 @@ def _changed(source: ScenarioSource, gpu: str, tp: int) -> ScenarioSource:
     return changed
 
 
-def operating_points(found: Sequence[Candidate], prices: Prices) -> list[OperatingPoint]:
+def operating_points(
+    found: Sequence[Candidate], prices: Prices, rate: float | None = None
+) -> list[OperatingPoint]:
     """Ways to run each candidate, with the Pareto-optimal ones marked.
 
-    With a wanted rate: from the fewest replicas that hold the peak to a few more. Without: a replica at
+    With a wanted `rate`: from the fewest replicas that hold the peak to a few more. Without: a replica at
     fractions of its capacity.
 
     Raises:
@@ -158,6 +160,8 @@ def operating_points(found: Sequence[Candidate], prices: Prices) -> list[Operati
     for candidate in found:
         answer = candidate.found
         if answer is None or answer.level is None or answer.request_rate <= 0:
+            continue
+        if rate is not None and candidate.sizing is None:
             continue
         hourly = prices.of(candidate.gpu) * candidate.gpus_per_replica
         tokens = requests_per_load(answer) * answer.output_rate / answer.request_rate

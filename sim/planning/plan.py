@@ -9,6 +9,7 @@ from typing import Any
 
 from sim.build import ScenarioSource
 from sim.errors import BadInput
+from sim.hardware.gpus import find_gpu
 from sim.planning.capacity import Capacity, capacity
 from sim.planning.daily import DailyProfile, DayOfReplicas, day_of_replicas
 from sim.planning.hardware import Candidate, OperatingPoint, candidates, operating_points, requests_per_load
@@ -111,7 +112,7 @@ def make_plan(
     points: list[OperatingPoint] = []
     only = Candidate(scenario.gpu.name, scenario.gpu.name, scenario.gpu_count, found, None, sizing)
     if question.prices is not None and question.kind == "rate":
-        points = operating_points([only], question.prices)
+        points = operating_points([only], question.prices, question.rate)
     day = None
     if question.daily is not None and question.rate is not None and sizing is not None:
         day = day_of_replicas(sizing.per_replica, question.rate, question.daily)
@@ -120,6 +121,10 @@ def make_plan(
 
 
 def _compare(source: ScenarioSource, question: Question, pool: Pool, profile: Profile | None) -> Plan:
+    for gpu in question.gpus or (source.gpu,):  # what is misspelt or unpriced is said before all the work
+        name = find_gpu(gpu)[0].name
+        if question.prices is not None:
+            question.prices.of(name)
     found = candidates(
         source,
         question.gpus,
@@ -133,7 +138,7 @@ def _compare(source: ScenarioSource, question: Question, pool: Pool, profile: Pr
         traffic=question.traffic,
         with_error=question.with_error,
     )
-    points = operating_points(found, question.prices) if question.prices is not None else []
+    points = operating_points(found, question.prices, question.rate) if question.prices is not None else []
     billed, bill = _cheapest(question, found)
     return Plan(question, source, None, None, bill, tuple(found), tuple(points), None, billed)
 
@@ -153,6 +158,8 @@ def _cheapest(question: Question, found: Sequence[Candidate]) -> tuple[Candidate
 def _bill(question: Question, found: Capacity, sizing: Sizing | None) -> Cost | None:
     """The bill of the recommended replicas at the wanted rate, or of one replica at the given share."""
     if question.prices is None or found.level is None or found.request_rate <= 0:
+        return None
+    if question.rate is not None and sizing is None:
         return None
     scenario = found.scenario
     replicas, share = 1, question.utilisation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from sim.planning.plan_text import (
     render_sizing,
 )
 from sim.planning.probe import Level, at_level
+from sim.planning.sizing import unsized_words
 from sim.planning.text import wrap
 from sim.planning.traffic import is_trace, native_rate
 from sim.provenance import Note
@@ -28,6 +30,8 @@ from sim.secrets import without_secrets
 
 ENOUGH = 1000  # requests of a run that is to confirm a P99
 LASTING = 120  # s that it should last
+WAVES = 6  # of all requests in flight, so that the first one does not tell
+SHARES = (0.85, 1.15)  # of the answer: to be kept, and to be missed
 
 
 def render_plan(plan: Plan) -> str:
@@ -38,9 +42,11 @@ def render_plan(plan: Plan) -> str:
         lines += render_capacity(plan.found)
     if plan.candidates:
         lines += wrap(f"objectives: {plan.question.slos}")
-        lines += render_candidates(plan.candidates)
+        lines += render_candidates(plan.candidates, plan.question.rate is not None)
     if plan.sizing is not None:
         lines += ["", *render_sizing(plan.sizing)]
+    elif plan.question.rate is not None and plan.found is not None and unsized_words(plan.found):
+        lines += ["", *wrap(unsized_words(plan.found))]
     if plan.day is not None:
         lines += ["", *render_day(plan.day)]
     if plan.bill is not None and plan.billed is not None:
@@ -49,10 +55,7 @@ def render_plan(plan: Plan) -> str:
         lines += ["", *render_points(plan.points, plan.question.prices.currency)]
     best = best_found(plan)
     if best is not None:
-        of = f"the capacity of {best.scenario.gpu_count} x {best.scenario.gpu.name}"
-        told = f": if the prediction holds, the objectives are met at 85 % of {of} and missed at 115 %"
-        head = "to confirm on hardware" + ("" if best.traffic else told + prompts_words(best))
-        lines += ["", *wrap(head)]
+        lines += ["", *wrap(f"to confirm on hardware{confirming_words(best)}")]
         lines += [f"  {command}" for command in confirming_commands(best)]
     for note in assumptions(plan):
         lines += wrap(f"{note.kind}: {note.subject}: {note.text}")
@@ -79,7 +82,7 @@ def confirming_commands(found: Capacity) -> list[str]:
     assert found.level is not None
     commands = [serve_line(found.scenario)]
     if not found.traffic:
-        commands += [bench_line(confirming_load(found, share)) for share in (0.85, 1.15)]
+        commands += [bench_line(confirming_load(found, share)) for share in SHARES]
     return commands
 
 
@@ -95,14 +98,35 @@ def serve_line(scenario: Scenario) -> str:
     return without_secrets(" ".join([*env, shlex.join(words)]))
 
 
+def confirming_words(found: Capacity) -> str:
+    """What the confirming runs are to show; "" where a traffic file has none."""
+    assert found.level is not None
+    if found.traffic:
+        return ""
+    if found.level.kind == "concurrency":
+        low, high = (f"{_confirming_level(found.level, share):.0f}" for share in SHARES)
+        told = f"with {low} in flight and missed with {high}"
+    else:
+        gpus = f"{found.scenario.gpu_count} x {found.scenario.gpu.name}"
+        told = f"at 85 % of the capacity of {gpus} and missed at 115 %"
+    return f": if the prediction holds, the objectives are met {told}{prompts_words(found)}"
+
+
+def _confirming_level(level: Level, share: float) -> float:
+    """A share of a level; of requests in flight whole ones on the share's side, at least 1."""
+    value = level.value * share
+    if level.kind != "concurrency":
+        return value
+    return float(max(1, math.floor(value))) if share < 1 else float(math.ceil(value))
+
+
 def confirming_load(found: Capacity, share: float) -> Scenario:
     """The scenario at a share of the answer, with enough requests to tell whether the objectives are met."""
     assert found.level is not None
-    value = found.level.value * share
-    prompts = max(ENOUGH, round(LASTING * value), found.scenario.workload.num_prompts)
-    if found.level.kind == "concurrency":
-        value = max(1, round(value))
-        prompts = 6 * value
+    value = _confirming_level(found.level, share)
+    rate = value * (found.request_rate / found.kept.value if found.level.kind == "concurrency" else 1.0)
+    waves = WAVES * value if found.level.kind == "concurrency" else 0.0
+    prompts = max(ENOUGH, round(LASTING * rate), round(waves), found.scenario.workload.num_prompts)
     scenario = at_level(found.scenario, Level(found.level.kind, value), prompts)
     spec = scenario.workload
     if is_trace(spec) and spec.use_trace_arrivals:
@@ -115,17 +139,16 @@ def confirming_load(found: Capacity, share: float) -> Scenario:
 def prompts_words(found: Capacity) -> str:
     """Why the confirming runs send more requests than the scenario does; "" where they do not."""
     own = found.scenario.workload.num_prompts
-    sent = {confirming_load(found, share).workload.num_prompts for share in (0.85, 1.15)}
+    sent = {confirming_load(found, share).workload.num_prompts for share in SHARES}
     if found.traffic or sent == {own}:
         return ""
     many = " and ".join(f"{n:,}" for n in sorted(sent))
-    why = f"enough for a P99 and for {LASTING} s" if max(sent) > own else "so many waves of them"
-    return f" ({many} requests instead of the scenario's {own:,}: {why})"
+    return f" ({many} requests instead of the scenario's {own:,}: enough for a P99 and for {LASTING} s)"
 
 
 def bench_line(scenario: Scenario) -> str:
     """The `servecast bench` command of a scenario, complete in itself."""
-    words = ["servecast", "bench", "--gpu", scenario.gpu.name, "--gpu-count", str(scenario.gpu_count)]
+    words = ["servecast", "bench", "--gpu", scenario.gpu.spelling, "--gpu-count", str(scenario.gpu_count)]
     if scenario.engine.asked_version:
         words += ["--engine-version", scenario.engine.asked_version]
     client = load_line(scenario.workload)

@@ -10,7 +10,7 @@ from sim.planning.hardware import Candidate, OperatingPoint
 from sim.planning.prices import Cost, cost_lines
 from sim.planning.promises import Promise
 from sim.planning.resources import WORDS, Utilisation
-from sim.planning.sizing import Sizing
+from sim.planning.sizing import Sizing, unsized_words
 from sim.planning.text import milliseconds, wrap
 
 MODEL_TURNS = 0.2
@@ -165,8 +165,8 @@ def render_day(day: DayOfReplicas) -> list[str]:
     return lines
 
 
-def render_candidates(found: Sequence[Candidate]) -> list[str]:
-    """Hardware side by side; loads are those of one replica."""
+def render_candidates(found: Sequence[Candidate], sized: bool) -> list[str]:
+    """Hardware side by side; loads are those of one replica; `sized`: replicas for a rate were asked for."""
     lines = [
         f"{'replica':<20}{'GPUs':>5}{'requests/s':>12}{'95 % (seeds)':>16}{'model error':>16}"
         f"{'out tok/s':>11}{'replicas':>10}  binding",
@@ -181,13 +181,13 @@ def render_candidates(found: Sequence[Candidate]) -> list[str]:
         if answer.level is None:
             lines += wrap(f"{head}  no load keeps {answer.binding}: {answer.cause.text}", " " * 20)
             continue
-        replicas = replicas_words(candidate.sizing)
+        replicas = replicas_words(candidate.sizing, answer, sized)
         lines.append(
             f"{head}{answer.level.value:>12.3g}{_range(answer.low, answer.high):>16}"
             f"{_range(answer.model_low, answer.model_high):>16}{answer.output_rate:>11,.0f}{replicas:>10}"
             f"  {answer.binding}"
         )
-    if any(c.sizing is not None and c.sizing.pessimistic is None for c in found):
+    if sized and any(c.found and c.found.level and _no_number(c.sizing) for c in found):
         lines += wrap("?: at most unknown: at the low end of the interval no number of replicas is enough")
     if unsure := [c.name for c in found if c.found is not None and turns_with_model(c.found)]:
         lines += wrap(
@@ -197,11 +197,16 @@ def render_candidates(found: Sequence[Candidate]) -> list[str]:
     return lines
 
 
-def replicas_words(sizing: Sizing | None) -> str:
-    """Replicas with one of them down; `117?` where the interval begins at no load at all."""
+def replicas_words(sizing: Sizing | None, answer: Capacity, sized: bool) -> str:
+    """Replicas with one of them down; `117?` where the model's interval begins at no load, `?` where the
+    seeds' own does."""
     if sizing is None:
-        return ""
-    return f"{sizing.recommended}{'?' if sizing.pessimistic is None else ''}"
+        return "?" if sized and unsized_words(answer) else ""
+    return f"{sizing.recommended}{'?' if _no_number(sizing) else ''}"
+
+
+def _no_number(sizing: Sizing | None) -> bool:
+    return sizing is None or sizing.pessimistic is None
 
 
 def _range(low: float | None, high: float | None) -> str:

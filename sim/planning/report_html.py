@@ -20,6 +20,7 @@ from sim.planning.plan_text import (
     use_words,
 )
 from sim.planning.prices import Cost
+from sim.planning.sizing import unsized_words
 from sim.planning.svg import Band, Chart, Mark, Series, draw
 from sim.planning.text import milliseconds
 from sim.provenance import Note
@@ -91,6 +92,8 @@ def _answer(plan: Plan, best: Capacity | None) -> tuple[str, list[str]]:
             lines.append(
                 f"WARNING: within the intervals of {s.covers} it is {s.optimistic} to {worst} replicas."
             )
+    elif plan.question.rate is not None and plan.found is not None and unsized_words(plan.found):
+        lines.append(sentence(unsized_words(plan.found)))
     return headline, lines
 
 
@@ -190,7 +193,7 @@ def _level_tables(plan: Plan) -> list[Table]:
 
 
 def _candidate_table(plan: Plan) -> Table:
-    rows = []
+    rows, sized = [], plan.question.rate is not None
     for c in plan.candidates:
         if c.found is None or c.found.level is None:
             reason = c.failure or (c.found.cause.text if c.found else "")
@@ -199,7 +202,7 @@ def _candidate_table(plan: Plan) -> Table:
         interval = (
             "" if c.found.low is None or c.found.high is None else f"{c.found.low:.3g} to {c.found.high:.3g}"
         )
-        replicas = replicas_words(c.sizing)
+        replicas = replicas_words(c.sizing, c.found, sized)
         value = f"{c.found.level.value:.3g}"
         rows.append((c.name, str(c.gpus_per_replica), value, interval, replicas, c.found.binding))
     head = ("replica", "GPUs", "requests/s", "95 %", "replicas (peak, one down)", "binding")

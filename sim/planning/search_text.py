@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sim.planning.capacity import Capacity
-from sim.planning.plan_report import confirming_commands, confirming_load, prompts_words
+from sim.planning.plan_report import confirming_commands, confirming_load, confirming_words
 from sim.planning.plan_text import answer_words, binding_words, error_words
 from sim.planning.search import MATTERS, SearchResult, Trial, words_of
 from sim.planning.text import wrap
@@ -47,8 +47,8 @@ def render_search(result: SearchResult, objectives: str) -> str:
     for trial in result.refused[:5]:
         lines += wrap(f"refused: {trial.label}: {trial.failure}")
     if result.best.found is not None and result.best.found.level is not None:
-        sent = prompts_words(result.best.found)
-        lines += ["", *wrap(f"to start the best, and to confirm it at 85 % and 115 % of the load{sent}:")]
+        told = confirming_words(result.best.found)
+        lines += ["", *wrap(f"to start the best, and to confirm it on hardware{told}")]
         lines += [f"  {command}" for command in confirming_commands(result.best.found)]
     return "\n".join(lines)
 
@@ -88,11 +88,13 @@ def _gpus(count: int) -> str:
 def confirming_scenario(found: Capacity, serve: str, share: float = 0.85) -> ScenarioInput:
     """A scenario file that benches a found configuration at a share of its capacity."""
     scenario = found.scenario
+    load = confirming_load(found, share).workload
+    at = f"{share:.0%}" if load.max_concurrency is None else f"concurrency {load.max_concurrency}"
     return ScenarioInput(
-        name=f"{scenario.name or 'best'} at {share:.0%}",
+        name=f"{scenario.name or 'best'} at {at}",
         serve=serve,
-        workload=workload_to_input(confirming_load(found, share).workload),
-        gpu=scenario.gpu.name,
+        workload=workload_to_input(load),
+        gpu=scenario.gpu.spelling,
         gpu_count=scenario.gpu_count,
         engine_version=scenario.engine.asked_version or None,
         observed=ObservedInput(

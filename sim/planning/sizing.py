@@ -44,7 +44,7 @@ class Sizing:
 
 
 def size(found: Capacity, rate: float, peak_factor: float = 1.0) -> Sizing | None:
-    """Replicas for `rate`; None if no replica keeps the objectives at any load.
+    """Replicas for `rate`; None if no replica keeps the objectives at any load, or none is sure to.
 
     Raises:
         BadInput: a rate or factor that makes no sense.
@@ -55,7 +55,9 @@ def size(found: Capacity, rate: float, peak_factor: float = 1.0) -> Sizing | Non
         raise BadInput("--peak-factor", peak_factor, "must be at least 1: the peak over the mean")
     if found.level is None or found.certain is None:
         return None
-    each = found.low or found.level.value
+    each = found.level.value if found.low is None else found.low
+    if each <= 0:
+        return None
     peak = rate * peak_factor
     recommended = _with_one_down(peak, each)
     worst, best = found.certain
@@ -72,6 +74,16 @@ def size(found: Capacity, rate: float, peak_factor: float = 1.0) -> Sizing | Non
         _with_one_down(peak, best),
         _with_one_down(peak, worst) if worst > 0 else None,
         found.covers,
+    )
+
+
+def unsized_words(found: Capacity) -> str:
+    """Why a found capacity gives no number of replicas; "" where it does."""
+    if found.level is None or found.low is None or found.low > 0:
+        return ""
+    return (
+        "replicas: no number: over these seeds the capacity's interval begins at 0, so no number is sure to "
+        "be enough; more --seeds or --prompts narrow it"
     )
 
 
