@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bench.cli import launch_flags
-from sim.cli.options import ScenarioOptions, scenario_options
+from sim.cli.options import ScenarioOptions, given_words, scenario_options
 from sim.cli.outputs import check_outputs
 from sim.errors import BadInput
+from sim.secrets import without_secrets
 
 if TYPE_CHECKING:
     from bench.session import Subject
     from sim.profile import Profile
 
 DEFAULT_DIR = Path("servecast-calibration")
+# What `calibrate --plan` does not hand on to the runs that it prints.
+OWN = ("show_plan", "measured", "out", "profile", "budget", "result_dir", "resume", "bench", "sets")
 
 
 @click.command()
@@ -155,9 +159,14 @@ def print_plan(inputs: ScenarioOptions, budget: str, profile: Path | None) -> No
     from calibration.design import plan_text
     from calibration.plan_run import plan_of
 
-    scenario = inputs.scenario()
+    source = inputs.source()
+    scenario = source.build()
     plan = plan_of(scenario, seconds("--budget", budget), _profile(profile))
-    click.echo(plan_text(plan, f"servecast bench {' '.join(inputs.files) or 'SCENARIO.yaml'}"))
+    words = given_words(click.get_current_context(), OWN)
+    for setting in inputs.sets:  # the load is each run's own: one that was set would replace it
+        if source.with_settings([setting]).bench is source.bench:
+            words += ["--set", setting]
+    click.echo(plan_text(plan, without_secrets(shlex.join(["servecast", "bench", *words]))))
 
 
 def measure_and_fit(

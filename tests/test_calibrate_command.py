@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from sim.results_io.files import write_result
 from sim.simulate import roofline, simulate
 from tests.real.dummy_model import write
 
+BENCH = "vllm bench serve --random-input-len 64 --random-output-len 8"
 FAKE = Path(__file__).parent / "fakes" / "fake_engine.py"
 
 pytestmark = pytest.mark.usefixtures("any_machine")
@@ -59,6 +61,27 @@ def test_the_plan_is_printed_and_nothing_is_started(scenario: Path, tmp_path: Pa
     assert "GPU minutes" in done.output
     assert f"servecast bench {scenario} --result-dir calibration-" in done.output
     assert {path.name for path in tmp_path.iterdir()} == {"s.yaml", "tiny"}
+
+
+def test_the_plans_commands_keep_what_was_given_but_for_the_load(scenario: Path) -> None:
+    own = scenario.with_name("a b.yaml")
+    scenario.rename(own)
+    given = ["--gpu", "L4", "--set", "max-num-seqs=2", "--set", "request-rate=9", "--probe", "--force"]
+    given += ["--env", "HF_TOKEN=hf_0123456789", "--env", "A=1 2", "--bench", BENCH]
+    done = run(str(own), "--plan", "--budget", "60", *given)
+    assert done.exit_code == 0, done.exception
+    lines = [line for line in done.output.splitlines() if line.startswith("servecast bench")]
+    assert lines
+    for line in lines:
+        words = shlex.split(line)
+        assert str(own) in words
+        assert words[words.index("--gpu") + 1] == "L4"
+        assert [words[i + 1] for i, w in enumerate(words) if w == "--set"] == ["max-num-seqs=2"]
+        assert [words[i + 1] for i, w in enumerate(words) if w == "--env"] == ["HF_TOKEN=***", "A=1 2"]
+        assert {"--probe", "--force"} < set(words)
+        assert words.count("--bench") == 1
+        assert "request-rate 9" not in words[words.index("--bench") + 1]
+    assert "hf_0" not in done.output
 
 
 def test_launch_measure_fit_check_write(scenario: Path, tmp_path: Path) -> None:

@@ -443,3 +443,32 @@ def test_requests_of_ours_that_cannot_have_happened_are_refused(tmp_path, change
     change(document, document["servecast"]["records"])
     with pytest.raises(BadInput, match=message):
         reading(tmp_path, document)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("max_concurrency", "many", "identity.max_concurrency: 'many': must be a whole number"),
+        ("num_prompts", "100", "identity.num_prompts: '100'"),
+        ("gpu_count", 0, "identity.gpu_count: '0'"),
+        ("gpu_count", True, "identity.gpu_count: 'True'"),
+        ("request_rate", "soon", "identity.request_rate: 'soon': must be a number above 0, or inf"),
+        ("burstiness", [1.0], "identity.burstiness: must be a number"),
+        ("flags", {"--tp": 2}, "identity.flags: must be a list"),
+        ("flags", [["--tp", 2], "--x"], r"identity.flags\[1\]: must be"),
+        ("workload", "random", "identity.workload: must be an object"),
+        ("workload", {"max_concurrency": 1.5}, "identity.workload.max_concurrency: 1.5"),
+        ("env", ["A=1"], "identity.env: must be an object"),
+    ],
+)
+def test_what_a_result_says_of_itself_is_checked_before_anything_relies_on_it(tmp_path, key, value, message):
+    document = json.loads(result_text(run()))
+    document["servecast"]["identity"][key] = value
+    with pytest.raises(BadInput, match=message):
+        reading(tmp_path, document)
+
+
+def test_what_a_result_does_not_say_is_unknown(tmp_path):
+    document = json.loads(result_text(run()))
+    document["servecast"]["identity"] |= {"flags": None, "request_rate": "inf", "workload": None, "env": None}
+    assert reading(tmp_path, document).identity["request_rate"] == "inf"

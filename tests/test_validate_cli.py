@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import csv
+import gzip
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 import cli
-from calibration.validate import mlenergy
+from calibration.validate import llmservingsim, mlenergy, residency
 from calibration.validate.run import validate_folder
 from calibration.validate.table import Claim, Outcome, Row, coverage, covers, passed, render, rows_for
+from sim.build import build_scenario
 from sim.errors import BadInput, ServecastError
 from sim.figures.intervals import Interval
 from sim.simulate import roofline
@@ -160,3 +164,59 @@ def test_every_kind_of_miss_fails_the_whole() -> None:
     assert "note: from somewhere" in text
     assert "bounds: 10 of 11 kept" in text
     assert "10 of 11 held-out figures inside (91 %, to be 80 to 97 %)" in text
+
+
+def gzipped(lines: str) -> bytes:
+    return gzip.compress(lines.encode(), mtime=0)
+
+
+CELL = "request_id,status,send_us,ttft_us,e2e_us,prompt_tokens,output_tokens\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (None, "cannot be read"),
+        (gzipped(CELL * 50)[:-9], "is cut off"),
+        (b"\x1f\x8b\x08" + b"\xff" * 40, "is damaged|cannot be read|is cut off"),
+        (gzipped(CELL.replace(",ttft_us", "") + "a,ok,1,3,4,5\n"), "lacks ttft_us"),
+        (gzipped(CELL + "a,ok,1,2,soon,4,5\n"), "is damaged.*soon"),
+        (gzipped(CELL + "a,ok,1\n"), "is damaged"),
+        (gzipped(CELL + "a,failed,1,2,3,4,5\n"), "no request that succeeded"),
+    ],
+)
+def test_a_damaged_cell_is_one_clear_line(tmp_path: Path, data: bytes | None, says: str) -> None:
+    if data is not None:
+        (tmp_path / "cell.csv.gz").write_bytes(data)
+    with pytest.raises(BadInput, match=says) as caught:
+        residency.read_cell(tmp_path, "cell", build_scenario(serve="vllm serve Qwen/Qwen3-14B", gpu="H100"))
+    assert "cell.csv.gz" in str(caught.value)
+
+
+REQUEST = {"request_id": "a", "queued_ts": 1.0, "first_token_ts": 2.0, "last_token_ts": 3.0, "input_toks": 5}
+
+
+@pytest.mark.parametrize(
+    ("request_line", "meta", "says"),
+    [
+        ({**REQUEST, "output_toks": 2}, {"vllm_version": "0.19.0"}, "meta.json.*lacks engine_kwargs"),
+        ({**REQUEST, "output_toks": 2}, [], "meta.json.*is damaged"),
+        (REQUEST, {}, "requests.jsonl.*lacks output_toks"),
+        ([1], {}, "requests.jsonl.*is damaged"),
+        ({**REQUEST, "output_toks": 2, "queued_ts": None}, {}, "requests.jsonl.*is damaged"),
+    ],
+)
+def test_a_damaged_run_is_one_clear_line(tmp_path: Path, request_line: Any, meta: Any, says: str) -> None:
+    (tmp_path / "requests.jsonl").write_text(json.dumps(request_line) + "\n", encoding="utf-8")
+    (tmp_path / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+    with pytest.raises(BadInput, match=says):
+        llmservingsim.read_run(tmp_path)
+
+
+def test_a_curve_with_a_row_cut_short_is_one_clear_line(tmp_path: Path) -> None:
+    path = write_curve(tmp_path)
+    whole = path.read_text(encoding="utf-8")
+    path.write_text(whole.rstrip().rpartition(",")[0] + "\n", encoding="utf-8")
+    assert "mlenergy_dev.csv: is damaged" in refusal("--data", str(tmp_path), "--jobs", "1").replace("'", "")
+    path.write_text(whole.replace("avg_output_len", "length"), encoding="utf-8")
+    assert "lacks avg_output_len" in refusal("--data", str(tmp_path), "--jobs", "1")

@@ -10,6 +10,7 @@ from calibration.evidence import ClientRun
 from calibration.fit import fit
 from calibration.parameters import Prior, default_prior
 from calibration.validate.foresee import foresee, possible
+from calibration.validate.published import reading
 from calibration.validate.table import Outcome, Row, rows_for
 from sim.build import build_scenario
 from sim.errors import BadInput
@@ -94,13 +95,8 @@ def _scenario(concurrency: int) -> Scenario:
 
 def read_points(path: Path) -> dict[int, Figures]:
     """The published figures by concurrency; the file holds seconds."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return {
-                int(row["conc"]): {ours: 1e3 * float(row[theirs]) for theirs, ours in COLUMNS.items()}
-                for row in csv.DictReader(file)
-            }
-    except OSError as error:
-        raise BadInput("--data", str(path), f"cannot be read: {error.strerror}") from None
-    except (KeyError, ValueError) as error:
-        raise BadInput(str(path), None, f"is damaged: {error}") from None
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
+        return {
+            int(row["conc"]): {ours: 1e3 * float(row[theirs]) for theirs, ours in COLUMNS.items()}
+            for row in csv.DictReader(file)
+        }

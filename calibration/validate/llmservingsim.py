@@ -12,6 +12,7 @@ from calibration.evidence import ClientRun, PerRequest
 from calibration.fit import fit
 from calibration.parameters import default_prior
 from calibration.validate.foresee import foresee, measured_figures, possible
+from calibration.validate.published import reading
 from calibration.validate.table import Outcome, rows_for
 from sim.build import build_scenario
 from sim.errors import BadInput
@@ -57,38 +58,35 @@ def read_run(folder: Path) -> ClientRun:
         BadInput: a file cannot be read, or lacks a field.
     """
     path = folder / "requests.jsonl"
-    try:
+    with reading(path):
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         lines.sort(key=lambda line: float(line["queued_ts"]))
         queued, first, last = (
             np.array([float(line[key]) for line in lines])
             for key in ("queued_ts", "first_token_ts", "last_token_ts")
         )
         lengths = [(int(line["input_toks"]), int(line["output_toks"])) for line in lines]
-    except OSError as error:
-        raise BadInput("--data", str(folder), f"cannot be read: {error.strerror}") from None
-    except (KeyError, ValueError) as error:
-        raise BadInput(str(path), None, f"is damaged: {error}") from None
+        ids = [str(line["request_id"]) for line in lines]
+    if not lines:
+        raise BadInput("--data", str(path), "holds no request")
     requests = tuple(
-        Request(str(lines[i]["request_id"]), ((i, prompt),), output, float(queued[i] - queued[0]))
+        Request(ids[i], ((i, prompt),), output, float(queued[i] - queued[0]))
         for i, (prompt, output) in enumerate(lengths)
     )
     output_len = np.array([output for _, output in lengths], dtype=np.int64)
     times = tuple(np.empty(0) for _ in requests)
     measured = PerRequest(requests, first - queued, last - first, output_len, times)
-    return ClientRun(str(path), _scenario(meta), {}, measured)
+    return ClientRun(str(path), _scenario(folder / "meta.json"), {}, measured)
 
 
-def _scenario(meta: dict[str, dict[str, object]]) -> Scenario:
-    arguments = meta["engine_kwargs"]
-    flags = " ".join(
-        f"--{name.replace('_', '-')} {arguments[name]}"
-        for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "dtype")
-    )
+def _scenario(path: Path) -> Scenario:
+    with reading(path):
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        arguments, version = meta["engine_kwargs"], str(meta["vllm_version"])
+        serve = f"vllm serve {arguments['model']} " + " ".join(
+            f"--{name.replace('_', '-')} {arguments[name]}"
+            for name in ("tensor_parallel_size", "max_num_seqs", "max_num_batched_tokens", "dtype")
+        )
     return build_scenario(
-        serve=f"vllm serve {arguments['model']} {flags}",
-        bench="vllm bench serve",
-        gpu="RTX-PRO-6000-Server",
-        engine_version=str(meta["vllm_version"]),
+        serve=serve, bench="vllm bench serve", gpu="RTX-PRO-6000-Server", engine_version=version
     )

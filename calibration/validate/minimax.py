@@ -19,6 +19,7 @@ from calibration.evidence import ClientRun
 from calibration.fit import fit
 from calibration.parameters import Prior, default_prior
 from calibration.validate.foresee import foresee, possible
+from calibration.validate.published import reading
 from calibration.validate.table import Claim, Outcome, Row, rows_for
 from sim.build import build_scenario
 from sim.errors import BadInput
@@ -150,15 +151,10 @@ def _scenario(point: Point) -> Scenario:
 
 def read_points(path: Path) -> dict[Point, Figures]:
     """The published figures by (input length, output length, concurrency)."""
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return {
-                (int(row["isl"]), int(row["osl"]), int(row["conc"])): {
-                    ours: float(row[theirs]) for theirs, ours in COLUMNS.items()
-                }
-                for row in csv.DictReader(file)
+    with reading(path), path.open(encoding="utf-8", newline="") as file:
+        return {
+            (int(row["isl"]), int(row["osl"]), int(row["conc"])): {
+                ours: float(row[theirs]) for theirs, ours in COLUMNS.items()
             }
-    except OSError as error:
-        raise BadInput("--data", str(path), f"cannot be read: {error.strerror}") from None
-    except (KeyError, ValueError) as error:
-        raise BadInput(str(path), None, f"is damaged: {error}") from None
+            for row in csv.DictReader(file)
+        }

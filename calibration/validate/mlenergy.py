@@ -23,6 +23,7 @@ from calibration.evidence import StepRun
 from calibration.fit import fit
 from calibration.parameters import default_prior
 from calibration.validate.foresee import possible
+from calibration.validate.published import reading
 from calibration.validate.table import Outcome, Row
 from sim.build import build_scenario
 from sim.engines.base import StepShape
@@ -41,23 +42,24 @@ SPREAD = 2.0
 OWN_SOURCES = ("ML.ENERGY",)
 FREE = ("sequence", "gemm_flops", "ridge")
 DRAWS = 40
+TEXTS = ("model", "gpu", "flags")
 NUMBERS = ("max_num_seqs", "avg_batch_size", "avg_output_len", "median_itl_ms", "tp", "num_gpus")
 
 
 def validate(folder: Path) -> Outcome:
     """Fit on the smallest, the middle, and the largest batch of each dense model; predict the others."""
     path = folder / "mlenergy_dev.csv"
-    try:
+    with reading(path):
         with path.open(encoding="utf-8", newline="") as file:
             points = [row for row in csv.DictReader(file) if row["arch"].startswith("Dense")]
-        for number, row in enumerate(points, 1):
-            for key in NUMBERS:
-                if not float(row[key]) > 0:
-                    raise BadInput(f"{path} {key}", row[key], f"must be above 0 (dense row {number})")
-    except OSError as error:
-        raise BadInput("--data", str(path), f"cannot be read: {error.strerror}") from None
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(str(path), None, f"is damaged: {error}") from None
+        numbers = [{key: float(row[key]) for key in NUMBERS} for row in points]
+        lacking = [key for row in points for key in TEXTS if row[key] is None]
+    if lacking:
+        raise BadInput("--data", str(path), f"lacks {lacking[0]}")
+    for number, row_numbers in enumerate(numbers, 1):
+        for key, value in row_numbers.items():
+            if not value > 0:
+                raise BadInput(f"{path} {key}", value, f"must be above 0 (dense row {number})")
     rows: list[Row] = []
     for subject in sorted({(p["model"], p["gpu"], p["num_gpus"], p["tp"]) for p in points}):
         mine = [p for p in points if (p["model"], p["gpu"], p["num_gpus"], p["tp"]) == subject]

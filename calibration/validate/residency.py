@@ -17,6 +17,7 @@ from calibration.fit import fit
 from calibration.kernels import describe, installed, kernel_prior
 from calibration.parameters import Prior, default_prior
 from calibration.validate.foresee import figures_of, foresee, measured_figures, possible
+from calibration.validate.published import reading
 from calibration.validate.table import Outcome, Row, rows_for
 from sim.build import build_scenario
 from sim.errors import BadInput
@@ -124,24 +125,22 @@ def read_cell(folder: Path, name: str, scenario: Scenario) -> ClientRun:
     """One cell of the set; with every token's time where its file lies beside it.
 
     Raises:
-        BadInput: the file cannot be read, or lacks a column.
+        BadInput: the file cannot be read, lacks a column, or holds nothing.
     """
     path = folder / f"{name}.csv.gz"
-    try:
+    with reading(path):
         with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["status"] == "ok"]
-    except OSError as error:
-        raise BadInput("--data", str(path), f"cannot be read: {error}") from None
-    except KeyError as error:
-        raise BadInput(str(path), None, f"lacks the column {error.args[0]}") from None
-    rows.sort(key=lambda row: float(row["send_us"]))
-    send, ttft, e2e = (np.array([float(r[k]) for r in rows]) / 1e6 for k in ("send_us", "ttft_us", "e2e_us"))
-    output = np.array([int(row["output_tokens"]) for row in rows], dtype=np.int64)
+        rows.sort(key=lambda row: float(row["send_us"]))
+        columns = ("send_us", "ttft_us", "e2e_us")
+        send, ttft, e2e = (np.array([float(r[k]) for r in rows]) / 1e6 for k in columns)
+        output = np.array([int(row["output_tokens"]) for row in rows], dtype=np.int64)
+        prompts = [int(row["prompt_tokens"]) for row in rows]
+        ids = [row["request_id"] for row in rows]
+    if not rows:
+        raise BadInput("--data", str(path), "holds no request that succeeded")
     requests = tuple(
-        Request(
-            row["request_id"], ((i, int(row["prompt_tokens"])),), int(output[i]), float(send[i] - send[0])
-        )
-        for i, row in enumerate(rows)
+        Request(ids[i], ((i, prompts[i]),), int(output[i]), float(send[i] - send[0])) for i in range(len(ids))
     )
     times = _token_times(folder / f"{name}.itl.csv.gz", requests, ttft)
     per_request = PerRequest(requests, ttft, e2e - ttft, output, times)
@@ -153,7 +152,7 @@ def _token_times(path: Path, requests: tuple[Request, ...], ttft: np.ndarray) ->
     if not path.exists():
         return tuple(np.empty(0) for _ in requests)
     stamps: dict[str, list[float]] = defaultdict(list)
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
+    with reading(path), gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for row in csv.reader(file):
             if row and row[0] != "request_id":
                 stamps[row[0]].append(float(row[2]) / 1e6)

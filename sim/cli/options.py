@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from sim.build import ScenarioSource, read_source
 from sim.errors import BadInput
@@ -160,6 +161,24 @@ def scenario_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(_OPTIONS):
         command = option(command)
     return click.argument("files", nargs=-1, metavar="[SCENARIO.yaml]...")(command)
+
+
+def given_words(context: click.Context, without: Collection[str]) -> list[str]:
+    """The arguments and options of a command line as they were given, but for the parameters of `without`."""
+    words: list[str] = []
+    for param in context.command.params:
+        name = param.name or ""
+        if name in without or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params.get(name)
+        several = value if isinstance(value, tuple) else (value,)
+        if isinstance(param, click.Argument):
+            words += map(str, several)
+        elif getattr(param, "is_flag", False):
+            words.append(param.opts[0])
+        else:
+            words += [word for one in several for word in (param.opts[0], str(one))]
+    return words
 
 
 def _whole(flag: str, text: str | None) -> int | None:

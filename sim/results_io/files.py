@@ -19,6 +19,7 @@ from sim.results_io.aiperf import looks_like_aiperf, looks_like_aiperf_csv, read
 from sim.results_io.guidellm import looks_like_guidellm, read_guidellm
 from sim.results_io.own import read_own
 from sim.results_io.printed import looks_printed, read_printed
+from sim.results_io.said import check_said
 from sim.results_io.sglang import looks_like_sglang, read_sglang
 from sim.results_io.vllm import looks_like_vllm, read_vllm
 from sim.results_io.writing import result_text, workload_identity, write_requests_csv, write_result
@@ -64,6 +65,13 @@ def read_results(path: str | Path) -> list[BenchResult]:
     """
     text = read_text(path, "result")
     where = str(path)
+    found = _read(text, where)
+    for number, result in enumerate(found, start=1):
+        check_said(result.identity, where if len(found) == 1 else f"{where}#{number}")
+    return found
+
+
+def _read(text: str, where: str) -> list[BenchResult]:
     if text.lstrip().startswith("{"):
         return [r for document, place in _documents(text, where) for r in _of_document(document, place)]
     if looks_like_aiperf_csv(text):
