@@ -132,7 +132,7 @@ def fit_measured(
     from calibration.fit import fit
     from calibration.from_files import evidence_files
     from calibration.plan_run import coefficients_text, prior_of
-    from calibration.profile_writing import profile_content
+    from calibration.profile_writing import facts_of, profile_content
     from sim.cli.progress import ShownCount
     from sim.profile import write_profile
 
@@ -150,7 +150,7 @@ def fit_measured(
     if again:
         click.echo(again_text(again))
     click.echo(NOTHING_HELD_OUT)
-    write_profile(profile_content(found, first, evidence, again=again), out)
+    write_profile(profile_content(found, first, evidence, again=again, facts=facts_of(evidence)), out)
     click.echo(f"profile: {out}", err=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ CLOCK_SLACK = 1e-3  # a message may be stamped this much before the one it answe
 LONGEST = 1e5  # no run of a benchmark lasts longer [s]; milliseconds taken for seconds do
 WORK_SLACK = 0.10  # of a length: tokenizers and chat templates add and drop a few tokens
 CHANCE = 4.0  # standard errors by which the mean of another draw of the same lengths may differ
+FACTS = ("date", "image_digest", "engine_version")
 MIN_FIGURES = ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "median_itl_ms", "output_throughput")
 
 
@@ -67,12 +68,14 @@ class ClientRun:
         scenario: engine, model, GPU and load; a closed loop's cap is in its workload.
         figures: aggregates under `vllm bench serve`'s keys (ms); used where there is nothing per request.
         requests: per request, or None.
+        facts: what the result says of its run beside the scenario, of `FACTS`; absent is unknown.
     """
 
     name: str
     scenario: Scenario
     figures: Mapping[str, float | int | None]
     requests: PerRequest | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
 
     def sent(self, reseeded: int = 0) -> Sequence[Request]:
         """The requests: as recorded, else generated with the seed moved by `reseeded`."""
@@ -135,11 +138,15 @@ def client_run(result: BenchResult, name: str, scenario: Scenario | None = None)
     if result.records is None:
         if not any(result.aggregates.get(key) for key in MIN_FIGURES):
             raise BadInput(name, None, f"holds none of {', '.join(MIN_FIGURES)}")
-        return ClientRun(name, scenario, dict(result.aggregates))
+        return ClientRun(name, scenario, dict(result.aggregates), facts=_facts(result))
     check_records(result.records, result.duration, name)
-    return ClientRun(
-        name, scenario, dict(result.aggregates), per_request(result.records, scenario.workload, name)
-    )
+    requests = per_request(result.records, scenario.workload, name)
+    return ClientRun(name, scenario, dict(result.aggregates), requests, _facts(result))
+
+
+def _facts(result: BenchResult) -> dict[str, str]:
+    told = {key: result.extra.get(key) or result.identity.get(key) for key in FACTS}
+    return {key: value for key, value in told.items() if isinstance(value, str)}
 
 
 def check_work(run: ClientRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -103,12 +104,25 @@ def _coefficients(fit: FitResult) -> dict[str, Coefficient]:
 
 def _data_file(item: Evidence) -> DataFile:
     path = Path(item.name)
+    if not path.is_file():
+        path = Path(re.sub(r"#\d+$", "", item.name))  # one of several results in a file
     digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
     if isinstance(item, ClientRun):
         points = 2 * len(item.requests) if item.requests is not None else len(item.figures)
     else:
         points = len(item.seconds)
-    return DataFile(name=path.name, sha256=digest, points=points)
+    date = item.facts.get("date") if isinstance(item, ClientRun) else None
+    return DataFile(name=Path(item.name).name, sha256=digest, points=points, date=date)
+
+
+def facts_of(evidence: Sequence[Evidence]) -> Facts:
+    """What all results that say it agree on; the profile's own date is that of the fit."""
+
+    def agreed(key: str) -> str | None:
+        said = {item.facts[key] for item in evidence if isinstance(item, ClientRun) and key in item.facts}
+        return said.pop() if len(said) == 1 else None
+
+    return Facts(image_digest=agreed("image_digest"), engine_version=agreed("engine_version"))
 
 
 def _own_version() -> str | None:

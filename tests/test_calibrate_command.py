@@ -135,6 +135,23 @@ def test_what_is_measured_already_is_fitted(scenario: Path, measured: Path, tmp_
     assert set(told["coefficients"]) >= {"weight_bandwidth", "front_request"}
 
 
+def test_what_results_say_of_their_runs_is_kept_where_they_agree(scenario: Path, tmp_path: Path) -> None:
+    files = [write_measured(scenario, tmp_path / f"{seed}.json", seed) for seed in (1, 2)]
+    for i, file in enumerate(files):
+        told = json.loads(file.read_text())
+        told["servecast"]["identity"] |= {"image_digest": "sha256:a", "engine_version": "0.28.0+cpu"}
+        told["servecast"]["extra"]["date"] = f"2026-12-0{i + 1}T00:00:00+00:00"
+        file.write_text(json.dumps(told))
+    out = tmp_path / "p.json"
+    run(str(scenario), "--from", *map(str, files), "--out", str(out))
+    content = load_profile(out).content
+    assert [item.date[:10] for item in content.evidence] == ["2026-12-01", "2026-12-02"]
+    assert (content.subject.image_digest, content.subject.engine_version) == ("sha256:a", "0.28.0+cpu")
+    file.write_text(file.read_text().replace("sha256:a", "sha256:b"))
+    run(str(scenario), "--from", *map(str, files), "--out", str(out))
+    assert load_profile(out).content.subject.image_digest is None
+
+
 def test_several_files_may_follow_one_from(scenario: Path, measured: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.json"
     second = write_measured(scenario, tmp_path / "again.json", seed=7)
