@@ -119,7 +119,11 @@ def _dataset_words(spec: WorkloadSpec) -> list[str]:
             words += [f"--prefix-repetition-{name.replace('_', '-')}", str(getattr(dataset, name))]
         return words if dataset.shuffle else [*words, "--disable-shuffle"]
     assert isinstance(dataset, FileDataset)
-    return ["--dataset-name", dataset.kind, "--dataset-path", dataset.path]
+    words = ["--dataset-name", dataset.kind, "--dataset-path", dataset.path]
+    if dataset.output_len is not None:
+        flag = "--sharegpt-output-len" if dataset.kind == "sharegpt" else "--output-len"
+        words += [flag, str(dataset.output_len)]
+    return words if dataset.shuffle else [*words, "--disable-shuffle"]
 
 
 def _number(value: float) -> str:

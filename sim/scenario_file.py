@@ -32,6 +32,7 @@ from pydantic import (
 
 from sim.errors import BadInput
 from sim.paths import file_text
+from sim.results_io.atomic import write_text
 from sim.workload.spec import (
     Dataset,
     FileDataset,
@@ -225,20 +226,13 @@ def parse_scenario_mapping(raw: Mapping[str, Any], source: str) -> ScenarioInput
         raise BadInput(place, value, f"{hint} (in {source})") from None
 
 
-def write_scenario_file(scenario: ScenarioInput, path: str | Path) -> None:
-    """Write a scenario file: to a temporary name first, so nothing half-written remains.
+def write_scenario_file(scenario: ScenarioInput, path: str | Path, field: str = "SCENARIO") -> None:
+    """Write a scenario file, whole or not at all.
 
     Raises:
-        BadInput: the path cannot be written.
+        BadInput: the path cannot be written; `field` names the option that gave it.
     """
-    target = Path(path)
-    temporary = target.with_name(target.name + ".tmp")
-    try:
-        temporary.write_text(dump_scenario(scenario), encoding="utf-8")
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise BadInput("SCENARIO", str(path), f"cannot be written: {error.strerror}") from None
+    write_text(path, dump_scenario(scenario), field)
 
 
 def dump_scenario(scenario: ScenarioInput) -> str:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 import cli
 from sim.build import read_source
+from sim.cli.cluster import split_members
 from sim.errors import BadInput
 from sim.planning.cluster import Link, LoadedPrompts, Member, run_cluster
 from sim.planning.cluster_text import about_client, about_traffic, figures_of, render_clusters
@@ -281,6 +282,11 @@ def test_the_command_says_what_its_figures_rest_on(tmp_path):
     alone = cluster_command(tmp_path, "--no-model-error").output
     assert "  from" not in alone
     assert "not in these figures" in alone
+
+
+def test_a_scenario_between_prefill_and_decode_has_no_part(tmp_path):
+    with pytest.raises(BadInput, match="3 were given"):
+        split_members([scenario()] * 3, 1, 1, None)
 
 
 def test_replicas_and_roles_exclude_each_other(tmp_path):

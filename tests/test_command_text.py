@@ -29,7 +29,13 @@ datasets = st.one_of(
         prefix_len=st.integers(0, 500),
     ),
     st.builds(PrefixRepetitionDataset, prefix_len=st.integers(1, 500), shuffle=st.booleans()),
-    st.builds(FileDataset, kind=st.just("sharegpt"), path=st.just("chats with space.json")),
+    st.builds(
+        FileDataset,
+        kind=st.sampled_from(["sharegpt", "lengths"]),
+        path=st.just("chats with space.json"),
+        output_len=st.none() | st.integers(1, 999),
+        shuffle=st.booleans(),
+    ),
 )
 loads = st.builds(
     WorkloadSpec,

@@ -132,6 +132,12 @@ def test_objectives_that_no_load_keeps_fail_with_the_best_that_can_be_reached(mo
         (["--slo", "p99 ttft <= 1s", "--rate", "0"], "greater than 0"),
         (["--slo", "p99 ttft <= 1s", "--rate", "1e308"], "at most 1,000,000"),
         (["--slo", "p99 ttft <= 1s", "--rate", "1", "--peak-factor", "1e9"], "at most 1,000"),
+        (["--slo", "p99 ttft <= 1s", "--rate", "1", "--peak-factor", "0.5"], "at least 1"),
+        (
+            ["--slo", "p99 ttft <= 1s", "--rate", "1", "--peak-factor", "2", "--daily", ",".join("1" * 24)],
+            "follows from --daily",
+        ),
+        (["--slo", "p99 ttft <= 1s", "--utilisation", "50%"], "give a --price"),
         (["--slo", "p99 ttft <= 1s", "--gpus", "H100,H100"], "distinct"),
         (["--slo", "p99 ttft <= 1s", "--tp", "1,x"], "whole numbers"),
         (["--slo", "p99 ttft <= 1s", "--gpus", "H999"], "H999"),
@@ -193,6 +199,43 @@ def test_of_compared_hardware_the_cheapest_one_is_billed(tmp_path):
     assert told["cost"]["per_hour"] == pytest.approx(min(bills.values()))
     assert told["cost"]["per_1k_requests"] == pytest.approx(min(bills.values()) / (100 * 3.6))
     assert "the cheapest of these" in run_plan(*words).output
+
+
+def test_without_a_rate_every_candidate_has_ways_to_run():
+    told = json.loads(run_plan(*QUICK, "--gpus", "H100,L4", "--price", "2.5", "--json", "-").output)
+    points = told["operating_points"]
+    assert {p["name"] for p in points} == {"H100", "L4"}
+    alone = json.loads(run_plan(*QUICK, "--gpus", "L4", "--price", "2.5", "--json", "-").output)
+    loads = [p["load"] for p in points if p["name"] == "L4"]
+    assert loads == [p["load"] for p in alone["operating_points"]]
+
+
+def test_one_seed_has_no_interval():
+    words = ("--slo", "p95 ttft <= 400ms", "--prompts", "100", "--seeds", "1", "--no-model-error")
+    told = json.loads(run_plan(*words, "--json", "-").output)["capacity"]
+    assert told["value"] > 0
+    assert (told["low"], told["high"]) == (None, None)
+
+
+def test_a_goodput_out_of_reach_is_blocked_by_the_latency_that_misses_it():
+    done = run_plan("--slo", "ttft <= 10us", "--slo", "tpot <= 1s", "--goodput", "99%", "--prompts", "100")
+    assert done.exit_code == 1
+    assert "a request alone spends" in " ".join(done.output.split())
+
+
+def test_a_weak_candidate_does_not_end_the_comparison(monkeypatch):
+    monkeypatch.setattr("sim.planning.sizing.MAX_REPLICAS", 1)
+    found = json.loads(run_plan(*QUICK, "--gpus", "H100,L4", "--rate", "200", "--json", "-").output)
+    by_name = {c["name"]: c for c in found["candidates"]}
+    assert by_name["H100"]["sizing"]["recommended"] == 2
+    assert "replicas of" in by_name["L4"]["failure"]
+
+
+def test_the_page_shows_the_day(tmp_path):
+    page = tmp_path / "plan.html"
+    day = ",".join(["1"] * 12 + ["3"] * 12)
+    assert run_plan(*QUICK, "--rate", "100", "--daily", day, "--html", str(page)).exit_code == 0
+    assert "Replicas by the hour" in page.read_text(encoding="utf-8")
 
 
 def test_the_bill_and_the_ways_to_run_agree():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -402,8 +403,16 @@ def test_a_file_survives_writing_and_reading(tmp_path: Path) -> None:
     write_scenario_file(content, path)
     assert read_scenario_file(path) == content
     assert [p.name for p in tmp_path.iterdir()] == ["out.yaml"]
-    with pytest.raises(BadInput, match="cannot be written"):
-        write_scenario_file(content, tmp_path / "no" / "out.yaml")
+    with pytest.raises(BadInput, match=r"--save.*cannot be written"):
+        write_scenario_file(content, tmp_path / "no" / "out.yaml", "--save")
+    # What is no plain file is written to, never replaced.
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_scenario_file(content, pipe)
+    assert os.read(reader, 100_000) == path.read_bytes()
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 _DATASETS = st.one_of(

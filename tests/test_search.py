@@ -125,6 +125,22 @@ def test_a_search_names_its_own_option():
         search(source(), parse_space(["foo=1,2"]), slos)
 
 
+@pytest.mark.parametrize("name", ["max-concurrency", "num-prompts", "rate-scale"])
+def test_what_the_search_sets_itself_is_refused(name):
+    space = parse_space([f"{name}=16,64"])
+    with pytest.raises(BadInput, match="set by the search itself"):
+        search(source(), space, parse_slos(["p99 ttft <= 1s"]), effort=Effort(100, 1))
+
+
+def test_nothing_to_save_is_no_bad_input(tmp_path):
+    args = ["search", "--serve", SERVE, "--bench", BENCH, "--gpu", "L4", "--over", "max-num-seqs=4,32"]
+    args += ["--slo", "p90 ttft <= 1us", "--prompts", "100", "--seeds", "1", "--jobs", "1"]
+    done = CliRunner().invoke(cli.servecast, [*args, "--save", str(tmp_path / "best.yaml")])
+    assert done.exit_code == 1
+    assert "is not written" in done.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_gain_within_the_intervals_is_called_noise(result):
     found = replace(result.best.found, low=6.46, high=7.47, replications=5, left_out=())
     result = replace(result, best=replace(result.best, score=6.97, found=found))

@@ -316,6 +316,21 @@ def test_a_load_that_cannot_be_made_at_some_level_is_no_missed_objective():
         curve.read(0.001, 1)
 
 
+def test_the_capacity_under_a_day_is_that_of_one_rate():
+    tenants = [{"name": "t", "share": 1, "dataset": {"kind": "random", "input_len": 100, "output_len": 1}}]
+    quiet = {"rate": 1, "duration": 60, "daily": [0.1] * 12 + [1.9] * 12, "tenants": tenants}
+    what = read_source(serve=SERVE + " --max-num-seqs 1", bench="vllm bench serve", gpu="L4").build()
+    answers = [
+        capacity(
+            what, parse_slos(["mean ttft <= 1s"]), step_time=FixedSteps(0.1), effort=Effort(300, 2),
+            with_error=False, traffic=parse_traffic(content, "here"),
+        )
+        for content in (quiet, {k: v for k, v in quiet.items() if k != "daily"})
+    ]  # fmt: skip
+    assert answers[0].level == answers[1].level
+    assert [n.text for n in answers[0].notes if "peak at 1.9 times" in n.text]
+
+
 def vars_of(trace):
     return {"kind": trace.kind, "path": trace.path}
 

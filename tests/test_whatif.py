@@ -289,6 +289,50 @@ def test_unknown_setting_is_named_with_the_nearest():
         one_at_a_time(source(), parse_vary(["max-num-seqz=1"]))
 
 
+@pytest.mark.parametrize("vary", ["request-rate=20,40", "random-range-ratio=0,0.5"])
+def test_chance_that_a_setting_brings_in_is_met_with_several_seeds(vary):
+    fixed = (
+        "vllm bench serve --dataset-name random --random-input-len 64 --random-output-len 4 --num-prompts 20"
+    )
+    answer = what_if(source(bench=fixed), parse_vary([vary]), run_serially, replications=2)
+    assert answer.random
+    assert {len(point.outcomes) for row in answer.rows for point in row.points} == {2}
+
+
+def test_seeds_are_no_setting():
+    with pytest.raises(BadInput, match="--seeds say which"):
+        one_at_a_time(source(), parse_vary(["bench.seed=1,2"]))
+
+
+def test_a_pool_that_is_varied_beside_the_gpu_is_the_one_that_is_named():
+    for texts in (["kv-cache-tokens=5000,9000", "gpu=L4,H100"], ["gpu=L4,H100", "kv-cache-tokens=5000,9000"]):
+        for point in full_grid(source(), parse_vary(texts)):
+            scenario, _ = build(point, source().build(), 0)
+            assert scenario.observed == Observed(int(dict(point.settings)["kv-cache-tokens"]))
+
+
+def test_a_parallel_size_brings_its_gpus():
+    two = source(gpu_count=2)
+    (points,) = one_at_a_time(two, parse_vary(["tensor-parallel-size=1,2"]))
+    assert [build(p, two.build(), 0)[0].gpu_count for p in points] == [1, 2]
+    grid = full_grid(two, parse_vary(["tensor-parallel-size=1", "gpu-count=2"]))
+    assert [build(p, two.build(), 0)[0].gpu_count for p in grid] == [2]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--grid", "--explain"], "leave out --grid"),
+        (["--backend", "dask", "--address", "localhost:1", "--jobs", "2"], "its own workers"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(words, says):
+    args = ["whatif", "--serve", SERVE, "--bench", BENCH, "--gpu", "L4", "--vary", "max-num-seqs=4,8"]
+    done = CliRunner().invoke(cli.servecast, [*args, *words])
+    assert isinstance(done.exception, BadInput)
+    assert says in str(done.exception)
+
+
 def test_counting_points():
     dims = parse_vary(["max-num-seqs=1,2,3", "max-num-batched-tokens=512,2048"])
     assert count_points(dims, grid=False) == 5

@@ -230,6 +230,9 @@ def split_members(
     """Prefill replicas of the first scenario, decode replicas of the last."""
     from sim.planning.cluster import Member
 
+    if len(scenarios) > 2:
+        hint = f"prefill takes the first scenario and decode the last; {len(scenarios)} were given"
+        raise BadInput("SCENARIO", None, hint)
     check_replicas("--prefill", prefill, prefill + decode)
     members = []
     for scenario, role, count in ((scenarios[0], "prefill", prefill), (scenarios[-1], "decode", decode)):

@@ -127,12 +127,16 @@ def plan(
         raise BadInput("--utilisation", utilisation, "must be above 0 and at most 100%")
     if peak_factor and rate is None and daily is None:
         raise BadInput("--peak-factor", peak_factor, "belongs to --rate: the peak over its mean")
+    if utilisation is not None and price is None:
+        raise BadInput("--utilisation", utilisation, "is of costs; give a --price")
+    if peak_factor and daily is not None:
+        raise BadInput("--peak-factor", peak_factor, "follows from --daily; give one of the two")
     day = None if daily is None else day_from_text(daily)
     question = Question(
         slos=parse_slos(texts, goodput),
         kind=kind,
         rate=None if rate is None else real("--rate", rate, above=0.0, maximum=MAX_RATE),
-        peak_factor=real("--peak-factor", peak_factor, above=0.0, maximum=MAX_PEAK)
+        peak_factor=real("--peak-factor", peak_factor, minimum=1.0, maximum=MAX_PEAK)
         if peak_factor
         else day.peak_factor
         if day

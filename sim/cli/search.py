@@ -11,7 +11,6 @@ import click
 from sim.cli.options import ScenarioOptions, scenario_options
 from sim.cli.plan import read_effort
 from sim.commands.numbers import whole
-from sim.errors import BadInput
 
 
 @click.command()
@@ -112,11 +111,11 @@ def search(
         else:
             write_text(json_to, text, "--json")
             click.echo(f"result: {json_to}", err=True)
-    if save is not None:
-        best = result.best.found
-        if best is None or best.level is None:
-            raise BadInput("--save", str(save), "no combination keeps the objectives: nothing to confirm")
-        write_scenario_file(confirming_scenario(best, serve_line(best.scenario)), save)
-        click.echo(f"scenario: {save}", err=True)
-    if result.best.found is None or result.best.found.level is None:
+    best = result.best.found
+    if best is None or best.level is None:
+        if save is not None:
+            click.echo(f"{save} is not written: no combination keeps the objectives", err=True)
         raise click.exceptions.Exit(1)
+    if save is not None:
+        write_scenario_file(confirming_scenario(best, serve_line(best.scenario)), save, "--save")
+        click.echo(f"scenario: {save}", err=True)

@@ -96,6 +96,10 @@ def whatif(
     if total * replications > MAX_RUNS and not yes:
         hint = f"makes {total * replications:,} runs; confirm more than {MAX_RUNS:,} with --yes"
         raise BadInput("--seeds", seeds, hint)
+    if explained and grid:
+        raise BadInput("--explain", None, "tells what one setting moves; leave out --grid")
+    if jobs is not None and address is not None:
+        raise BadInput("--jobs", jobs, "a running cluster has its own workers; leave out one of the two")
     if address is not None and backend == "loky":
         raise BadInput("--address", address, "belongs to --backend dask or ray")
     few = total * replications < FEW_RUNS and backend == "loky"

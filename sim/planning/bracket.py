@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from sim.planning.stats import jackknife
@@ -45,7 +45,7 @@ class Crossing:
 
     Attributes:
         value: None if they are missed at the lowest level already.
-        low, high: 95 % interval, over replications and the width of the bracket.
+        low, high: 95 % interval, over replications and the width of the bracket; None of one replication.
         kept, missed: the two levels that enclose it, with full replications; None where there is none.
         left_out: the value with each replication left out in turn, as a share of the value; empty where the
             bracket rather than the replications sets the interval.
@@ -103,7 +103,8 @@ def find_crossing(
     while high / low > 1.0 + resolution and grid(math.sqrt(low * high)) not in (low, high):
         middle = grid(math.sqrt(low * high))
         low, high = (middle, high) if kept(middle) else (low, middle)
-    return _interval(seen, low, high, whole=whole)
+    found = _interval(seen, low, high, whole=whole)
+    return found if replications > 1 else replace(found, low=None, high=None)
 
 
 def _outwards(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from sim.errors import BadInput
 from sim.figures.metrics import GOODPUT_NAMES
 from sim.flood import flood_size
@@ -142,6 +144,14 @@ def capacity(
     if model is None:
         model = roofline(scenario)
     error = error or model_error(scenario, profile)
+    if traffic is not None and traffic.profile != DailyProfile():
+        peak = traffic.profile.peak_factor
+        traffic = replace(traffic, profile=DailyProfile())
+        text = (
+            f"one rate is held all the time; the hours of the file peak at {peak:.3g} times their mean: size "
+            "for that with --daily or --peak-factor"
+        )
+        notes.append(Note("info", "--traffic daily", text))
     light = _alone(scenario, model, effort, slos, traffic)
     turnaround = (light.outcome.get("mean_e2el_ms") or 0.0) / 1000.0
     if traffic is not None:
@@ -214,7 +224,6 @@ def _alone(
     lonely = at_level(scenario, Level("concurrency", 1), prompts)
     if traffic is not None:
         lonely = at_level(scenario, Level("rate", SELDOM), prompts)
-        traffic = replace(traffic, profile=DailyProfile())  # a day's hours end before enough have come
     itl = any(slo.metric == "itl" for slo in slos.statistics)
     probe = run_probe(ProbeJob(lonely, scenario.seed, step_time=model, itl=itl, traffic=traffic))
     if probe.outcome.failure is not None:
@@ -290,10 +299,19 @@ def _unreachable(
     told = promises(slos, [light])
     worst = max(told, key=lambda p: p.used or 0.0)
     rates = _rates([light])
+    why = blocked_by(_metric_missed(slos, worst.what, light), light)
     return Capacity(
         scenario, slos, None, None, None, None, None, error, most, told, worst.what,
-        QueueCause("none", blocked_by(worst.what, light)), None, *rates, Level(kind, 0.0), 1, tuple(notes),
+        QueueCause("none", why), None, *rates, Level(kind, 0.0), 1, tuple(notes),
     )  # fmt: skip
+
+
+def _metric_missed(slos: Slos, what: str, light: Probe) -> str:
+    """Of a missed goodput, the latency that is furthest beyond its limit."""
+    if what != "goodput":
+        return what
+    worst = max(slos.limits, key=lambda slo: float(np.nanmean(light.samples[slo.metric])) / slo.limit)
+    return worst.statistic
 
 
 def _use(curve: LoadCurve, probes: Sequence[Probe]) -> Utilisation:

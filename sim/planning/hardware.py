@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from sim.build import ScenarioSource
 from sim.errors import BadInput
+from sim.hardware.gpus import find_gpu
 from sim.planning.capacity import Capacity, capacity
 from sim.planning.load_curve import Effort
 from sim.planning.mix import Traffic
@@ -122,19 +123,19 @@ def candidates(
                     traffic=traffic,
                     with_error=with_error,
                 )
+                sizing = None if rate is None else size(answer, rate, peak_factor)
             except BadInput as error:
                 if error.field == "--gpu":
                     raise
                 found.append(Candidate(name, gpu, max(tp, 1), failure=str(error)))
                 continue
-            sizing = None if rate is None else size(answer, rate, peak_factor)
             found.append(Candidate(name, scenario.gpu.name, scenario.gpu_count, answer, None, sizing))
     return found
 
 
 def _changed(source: ScenarioSource, gpu: str, tp: int) -> ScenarioSource:
     changed = source
-    if gpu != source.gpu:
+    if find_gpu(gpu)[0] != find_gpu(source.gpu)[0]:
         changed = replace(changed, gpu=gpu, observed=Observed())
     if tp:
         engine = changed.serve.engine
@@ -165,12 +166,12 @@ def operating_points(
             continue
         hourly = prices.of(candidate.gpu) * candidate.gpus_per_replica
         tokens = requests_per_load(answer) * answer.output_rate / answer.request_rate
-        for replicas, load, rate in _loads(candidate, answer):
+        for replicas, load, mean in _loads(candidate, answer):
             used = answer.used_at(load)
             if used is None:
                 continue
             bill = hourly * (replicas or 1)
-            sold = rate * tokens * 3600.0 / 1e6
+            sold = mean * tokens * 3600.0 / 1e6
             sure = answer.certain is None or load <= answer.certain[0]
             margin = 1.0 - used
             points.append(OperatingPoint(candidate.name, replicas, load, margin, bill, bill / sold, sure))

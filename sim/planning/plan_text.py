@@ -99,8 +99,10 @@ def headroom_words(found: Capacity) -> str:
     spec, value = found.scenario.workload, found.level.value
     own = spec.request_rate if found.level.kind == "rate" else float(spec.max_concurrency or "inf")
     if own == float("inf") or found.traffic:
-        most = "" if not found.saturation else f"; nothing sustains more than about {found.saturation:.3g}"
-        return f"nothing is said of a present load to compare with{most}"
+        told = "nothing is said of a present load to compare with"
+        if found.saturation:
+            told += f"; nothing sustains more than about {found.saturation:.3g} requests/s"
+        return told
     text = f"headroom: the scenario's own {own:.3g} is {own / value:.0%} of it"
     if own > value:
         text = f"no headroom: the scenario's own {own:.3g} is {own / value:.0%} of it"

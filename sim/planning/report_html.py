@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from sim.output.sidebyside import label
 from sim.planning.capacity import Capacity
+from sim.planning.daily import DayOfReplicas
 from sim.planning.hardware import Candidate, OperatingPoint
 from sim.planning.page import Page, Table, footer, render_page, sentence
 from sim.planning.plan import Plan
@@ -173,6 +174,8 @@ def _plan_tables(plan: Plan) -> list[Table]:
         tables.append(Table(f"Objectives at {where}", head, tuple(rows)))
     if plan.candidates:
         tables.append(_candidate_table(plan))
+    if plan.day is not None:
+        tables.append(_day_table(plan.day))
     if plan.bill is not None:
         tables.append(_bill_table(plan.bill, plan.billed))
     if plan.points and plan.question.prices is not None:
@@ -207,6 +210,15 @@ def _candidate_table(plan: Plan) -> Table:
         rows.append((c.name, str(c.gpus_per_replica), value, interval, replicas, c.found.binding))
     head = ("replica", "GPUs", "requests/s", "95 %", "replicas (peak, one down)", "binding")
     return Table("Candidates", head, tuple(rows))
+
+
+def _day_table(day: DayOfReplicas) -> Table:
+    rows = tuple((str(h), f"{day.rates[h]:.3g}", str(n)) for h, n in enumerate(day.by_hour))
+    title = (
+        f"Replicas by the hour, one of them to spare: {day.replica_hours} replica hours a day, "
+        f"{day.constant_hours} with {day.constant} all day"
+    )
+    return Table(title, ("hour", "requests/s", "replicas"), rows)
 
 
 def _bill_table(bill: Cost, billed: Candidate | None) -> Table:

@@ -22,6 +22,17 @@ KEPT = 3  # one in so many goes on to the next round
 FINALISTS = 3
 ROUNDS = (8, 3)  # the first rounds simulate so many times fewer requests
 MATTERS = 0.03  # a flag whose best and worst value differ by less does not matter
+# Flags of the client that every level of load replaces.
+OVERWRITTEN = (
+    "request-rate",
+    "max-concurrency",
+    "num-prompts",
+    "duration",
+    "rate-scale",
+    "ramp-up-strategy",
+    "ramp-up-start-rps",
+    "ramp-up-end-rps",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +189,11 @@ def search(
     effort = effort or Effort()
     base = source.build()
     wanted = "request-rate" if kind == "rate" else "max-concurrency"
-    if any(dimension.name == wanted for dimension in space):
-        raise BadInput("--over", wanted, "is what is searched for; name flags of the engine")
+    for dimension in space:
+        if dimension.name == wanted:
+            raise BadInput("--over", wanted, "is what is searched for; name flags of the engine")
+        if dimension.name in OVERWRITTEN:
+            raise BadInput("--over", dimension.name, "is set by the search itself; name flags of the engine")
     maker = _Maker(source, base, slos, kind, profile)
     left: list[Settings] = draw_candidates(space, max(2, candidates), base.seed)
     refused: dict[Settings, Trial] = {}

@@ -21,7 +21,8 @@ class Sizing:
         at_mean, at_peak: replicas that hold the mean and the peak.
         recommended: replicas that hold the peak with one of them down.
         use_at_mean, use_at_peak, use_one_down: shares of `per_replica` in use with the recommended number.
-        optimistic, pessimistic: recommended number at the ends of the intervals of what `covers` says.
+        optimistic, pessimistic: recommended number at the ends of the intervals of what `covers` says; no
+            number is enough where the low end carries nothing, or takes more than `MAX_REPLICAS`.
     """
 
     rate: float
@@ -72,7 +73,7 @@ def size(found: Capacity, rate: float, peak_factor: float = 1.0) -> Sizing | Non
         peak / (recommended * each),
         peak / ((recommended - 1) * each),
         _with_one_down(peak, best),
-        _with_one_down(peak, worst) if worst > 0 else None,
+        _with_one_down(peak, worst) if worst * MAX_REPLICAS > peak else None,
         found.covers,
     )
 

@@ -15,6 +15,10 @@ from sim.scenario import Observed, Scenario
 
 FIELD = "--vary"
 SOURCE_KEYS = ("gpu", "gpu-count", "model", "engine-version", "kv-cache-tokens")
+PARALLEL = (
+    *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size"),
+    *("--tp-size", "--pp-size", "--dp-size"),
+)
 CONCURRENCY, PROMPTS = "max-concurrency", "num-prompts"
 
 
@@ -125,16 +129,26 @@ def variant(
             prompts = num_prompts_at(changed.bench.spec.max_concurrency)
             changed = changed.with_settings([f"bench.{PROMPTS}={prompts}"])
             derived.append((PROMPTS, str(prompts), f"goes with {CONCURRENCY}={value}"))
+    if any(_splits(source, key) for key, _ in settings) and "gpu-count" not in map(plain, dict(settings)):
+        changed = replace(changed, gpu_count=None)  # a replica has as many as its parallel sizes take
     same_server = changed.serve == source.serve and all(plain(key) not in SOURCE_KEYS for key, _ in settings)
     return Variant(settings, changed, tuple(derived), same_server)
+
+
+def _splits(source: ScenarioSource, key: str) -> bool:
+    """Whether a setting says how many GPUs a replica has."""
+    flag = serve_commands.table(source.serve.engine).find(f"--{plain(key)}")
+    return flag is not None and flag.name in PARALLEL
 
 
 def _with(source: ScenarioSource, key: str, value: str, field: str) -> ScenarioSource:
     name = plain(key)
     if name == "gpu":
-        return replace(source, gpu=value, observed=Observed())
+        return replace(source, gpu=value)  # what was observed of another card, `build` leaves out
     if name == "model":
-        return replace(source, model=value, observed=Observed())
+        return replace(source, model=value)
+    if name == "seed":
+        raise BadInput(field, name, "every point meets the same seeds; --seed and --seeds say which")
     if name == "engine-version":
         return replace(source, engine_version=value)
     if name in ("gpu-count", "kv-cache-tokens"):

@@ -134,8 +134,6 @@ def what_if(
         raise BadInput("--seeds", replications, "must be at least 1")
     base = source.build()
     seeds = tuple(base.seed + i for i in range(replications))
-    random = is_random(base)
-    used = seeds if random else seeds[:1]
     rows = (
         [(None, full_grid(source, dimensions, scale_prompts=scale_prompts))]
         if grid
@@ -143,6 +141,8 @@ def what_if(
             zip(dimensions, one_at_a_time(source, dimensions, scale_prompts=scale_prompts), strict=True)
         )
     )
+    random = any_random(base, [variant for _, variants in rows for variant in variants])
+    used = seeds if random else seeds[:1]
     notes: list[Note] = [note for note in base.notes if note.kind != "info"]
     plans: list[list[_Planned]] = []
     for _, variants in rows:
@@ -250,6 +250,18 @@ def count_points(dimensions: Sequence[Dimension], grid: bool) -> int:
     for size in sizes:
         total *= size
     return total
+
+
+def any_random(base: Scenario, variants: Sequence[Variant]) -> bool:
+    """Whether a seed changes anything at one of the points: what is varied may be what brings chance in."""
+    looked_at: dict[tuple[WorkloadSpec, object], bool] = {}
+    for variant in variants:
+        scenario = build(variant, base, base.seed)[0]
+        policy = scenario.engine.values.get("schedule_policy")
+        load = scenario.workload, None if policy is None else policy.value
+        if load not in looked_at:
+            looked_at[load] = is_random(scenario)
+    return any(looked_at.values())
 
 
 def is_random(scenario: Scenario) -> bool:

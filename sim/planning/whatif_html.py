@@ -96,12 +96,10 @@ def _throughput(point: Point) -> float:
 
 
 def _seeds(answer: WhatIf) -> str:
+    told = f"The same requests at every point, {len(answer.seeds)} seeds; ± is the 95 % interval over seeds."
     if not answer.random:
-        return "Nothing in this load is random: one run says all, and only the model can be wrong."
-    return (
-        f"The same requests at every point, {len(answer.seeds)} seeds; ± is the 95 % interval over seeds. "
-        f"{error_sentences(answer.error, MODEL_ERROR)}"
-    )
+        told = "Nothing in this load is random: one run says all, and only the model can be wrong."
+    return f"{told} {error_sentences(answer.error, MODEL_ERROR)}"
 
 
 def _whatif_charts(row: Row) -> list[Chart]:
