@@ -34,11 +34,12 @@ from calibration.live.report import (
     report_text,
     step_errors,
 )
-from calibration.live.run import SettingRun, Validation, source_of
+from calibration.live.run import SettingRun, Validation, main, source_of
 from calibration.parameters import default_prior, space_of
 from calibration.result import FitResult
 from calibration.session import Calibration
 from sim.engines.base import StepShape
+from sim.errors import ServecastError
 from sim.hardware.gpus import find_gpu
 from sim.results import BenchResult
 from sim.simulate import roofline, simulate
@@ -92,6 +93,24 @@ def test_a_calibration_is_spread_over_the_loads() -> None:
     assert [run.label for run in again] == ["a-2", "b-2", "a-3", "b-3", "a-4"]  # 11 s are enough for five
     assert len({run.spec.seed for run in [*first, *again]}) == 8
     assert order.index(again[1]) == order.index(found[0]) + 1
+
+
+def test_decodes_come_again_in_other_batches() -> None:
+    found = loads(settings()[0], 2.0, 1.0, 1)
+    spec = WorkloadSpec(num_prompts=16, max_concurrency=16, seed=1)
+    first = [PlannedRun("decode-16", "", spec, 10.0), PlannedRun("idle-short", "", WorkloadSpec(), 1.0)]
+    order = [run for run in in_turn(first, found, 1e3) if isinstance(run, PlannedRun)]
+    decodes = [run for run in order if run.label.startswith("decode")]
+    assert [run.label for run in decodes] == [
+        "decode-16-by-4-2",
+        "decode-16-by-8-3",
+        "decode-16-by-16-4",
+        "decode-16-by-4-5",
+    ]
+    assert [run.spec.max_concurrency for run in decodes] == [4, 8, 16, 4]
+    assert [run.spec.num_prompts for run in decodes] == [4, 8, 16, 4]
+    assert [run.seconds for run in decodes[:3]] == pytest.approx([5.5, 7.0, 10.0])
+    assert len({run.label for run in order}) == len(order)
 
 
 def test_the_first_pass_leaves_time_for_more_but_is_not_too_short() -> None:
@@ -278,3 +297,34 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
     assert run.sent.index("c1-1") < run.sent.index("idle-short-3") < run.sent.index("mixed-lengths-1")
     seeds = [r.spec.seed for r in run.director.sent if r.label.startswith("idle-short")]
     assert len(set(seeds)) == len(seeds) > 1
+
+
+@pytest.mark.parametrize(
+    ("waiting", "results", "says"),
+    [
+        (None, {}, "calibration did not come to its end"),
+        (["one more"], {"c4-1": "OK"}, "before all loads were sent"),
+        ([], {}, "before all loads were sent"),
+        ([], {"c4-1": "INVALID"}, "c4-1 is INVALID"),
+    ],
+)
+def test_a_setting_of_which_something_is_missing_has_no_outcome(
+    waiting: list[str] | None, results: dict[str, str], says: str
+) -> None:
+    ((load, _, measured),) = runs([1.0])
+    setting_run = object.__new__(SettingRun)  # no engine behind it
+    setting_run.setting, setting_run.loads = settings()[0], [load]
+    setattr(setting_run, "_waiting", waiting)  # noqa: B010
+    seen = {
+        name: replace(measured, verdict=replace(measured.verdict, status=status))
+        for name, status in results.items()
+    }
+    with pytest.raises(ServecastError, match=says):
+        setting_run.outcome(seen)
+
+
+def test_no_repeats_measure_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--program", "vllm", "--model", "m", "--repeats", "0"])
+    assert ended.value.code == 2
+    assert "--repeats: 0: must be at least 1" in capsys.readouterr().err

@@ -20,6 +20,8 @@ MIXED_SHARE = 0.60  # and of its own capacity for the load of mixed lengths
 FIRST_PASS = 1 / 3
 # In less, an engine that is a good deal slower than believed shows nothing.
 LEAST_PASS_SECONDS = 20.0
+PARTS = (0.25, 0.5, 1.0)  # of a batch of decodes, when it comes again
+WEIGHTS_PART = 0.4  # of a step of decodes that no batch makes shorter, at most
 AGAIN = 10_000  # between the seeds of a calibration run and of its repeat
 CALIBRATION_SECONDS = 270.0  # of load, over all settings; warm-ups come on top, and all stays below 5 minutes
 
@@ -159,6 +161,8 @@ def in_turn(
 ) -> list[Load | PlannedRun]:
     """The loads, and before each one more of the calibration's runs with other requests, while time is left.
 
+    Decodes alone come again in other batches: what lies between an idle engine and a full one is else unseen.
+
     Args:
         calibration: its first pass, each run with the time it took.
         seconds: for all further runs.
@@ -166,7 +170,8 @@ def in_turn(
     order: list[Load | PlannedRun] = []
     runs = [run for run in calibration if run.label != "pilot"]
     for index, load in enumerate(found):
-        again, turn = runs[index % len(runs)], index // len(runs) + 1
+        turn = index // len(runs) + 1
+        again = _in_part(runs[index % len(runs)], turn)
         if again.seconds <= seconds:
             seconds -= again.seconds
             # The engine is warm by now.
@@ -174,6 +179,19 @@ def in_turn(
             order.append(replace(again, label=f"{again.label}-{turn + 1}", spec=spec, held_out=False))
         order.append(load)
     return order
+
+
+def _in_part(run: PlannedRun, turn: int) -> PlannedRun:
+    """A run of decodes alone in a quarter, a half, all of its batch by turns; any other run as it is."""
+    batch = run.spec.max_concurrency or 1
+    part = PARTS[(turn - 1) % len(PARTS)]
+    if not run.label.startswith("decode-") or batch * part < 2:
+        return run
+    count = max(1, round(part * run.spec.num_prompts))
+    spec = replace(run.spec, num_prompts=count, max_concurrency=round(part * batch))
+    # A step of a smaller batch takes less, but not in proportion: the weights are read all the same.
+    seconds = run.seconds * (WEIGHTS_PART + (1.0 - WEIGHTS_PART) * part)
+    return replace(run, label=f"{run.label}-by-{spec.max_concurrency}", spec=spec, seconds=seconds)
 
 
 def closed_loop_prompts(concurrency: int) -> int:

@@ -153,18 +153,23 @@ class SettingRun:
         """What was predicted, beside what was measured, and the fit that predicted it.
 
         Raises:
-            ServecastError: the calibration did not come to its end.
+            ServecastError: not all was measured, or a run was INVALID.
         """
+        name = self.setting.name
         if self._waiting is None:
-            raise ServecastError(f"{self.setting.name}: the calibration did not come to its end")
+            raise ServecastError(f"{name}: the calibration did not come to its end")
+        lost = [load.name for load in self.loads if load.name not in results]
+        if self._waiting or lost:
+            raise ServecastError(f"{name}: the engine ended before all loads were sent; --resume goes on")
+        invalid = [load.name for load in self.loads if results[load.name].verdict.status == "INVALID"]
+        if invalid:
+            raise ServecastError(f"{name}: {invalid[0]} is INVALID: nothing can be said of it")
         calibration = self._calibrated(results)
         measured = calibration.measured
         pairs = []
         spans = []
         for load in self.loads:
-            result = results.get(load.name)
-            if result is None:
-                continue
+            result = results[load.name]
             pairs.append((load, predicted(measured.scenario, load, calibration.fit), result))
             begun = result.extra.get("probe", {}).get("begun_s")
             if begun is not None:
@@ -241,6 +246,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer and shorter loads")
     parser.add_argument("--resume", action="store_true", help="keep what an earlier run has finished")
     given = parser.parse_args(words)
+    if given.repeats < 1:
+        parser.error(f"--repeats: {given.repeats}: must be at least 1")
     how = Validation(
         split_program(given.program),
         given.model,
