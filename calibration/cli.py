@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from bench.cli import launch_flags
 from sim.cli.options import ScenarioOptions, given_words, scenario_options
@@ -81,6 +83,7 @@ def calibrate(
     if measured and show_plan:
         raise BadInput("--plan", None, "does not go with --from: what is measured needs no plan")
     if measured:
+        _refuse_unused(inputs, given)
         fit_measured(inputs, measured, out, profile)
         return
     if show_plan:
@@ -91,6 +94,26 @@ def calibrate(
             "--out", None, "say where the profile is to go, or --plan to see what would be measured"
         )
     measure_and_fit(inputs, out, profile, seconds("--budget", budget), result_dir, resume, force, given)
+
+
+def _refuse_unused(inputs: ScenarioOptions, given: Mapping[str, Any]) -> None:
+    """Options that --from has no use for: those of a launch, and without a scenario those that change one.
+
+    Raises:
+        BadInput: names the first.
+    """
+    context = click.get_current_context()
+    launch = {"budget", "result_dir", "resume", "force", *given}
+    scenario = {field for field in ScenarioOptions.__dataclass_fields__ if field not in ("files", "serve")}
+    for param in context.command.params:
+        name = param.name or ""
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if name in launch:
+            raise BadInput(param.opts[0], None, "starts or loads an engine; --from fits what is measured")
+        if name in scenario and not inputs.files and not inputs.serve:
+            hint = "changes a scenario, and the results bring their own: give a scenario file or --serve too"
+            raise BadInput(param.opts[0], None, hint)
 
 
 NOTHING_HELD_OUT = (
@@ -132,7 +155,7 @@ def fit_measured(
     from calibration.fit import fit
     from calibration.from_files import evidence_files
     from calibration.plan_run import coefficients_text, prior_of
-    from calibration.profile_writing import facts_of, profile_content
+    from calibration.profile_writing import check_new, facts_of, profile_content
     from sim.cli.progress import ShownCount
     from sim.profile import write_profile
 
@@ -142,15 +165,18 @@ def fit_measured(
     check_outputs({"--out": out}, [*inputs.reads(sources), *measured, profile])
     scenario = sources[0].build() if sources else None
     evidence = evidence_files(measured, scenario)
-    first = evidence[0].scenario
+    first, held = evidence[0].scenario, _profile(profile)
+    check_new(evidence, held)
     with ShownCount() as count:
-        found = fit(evidence, prior_of(_profile(profile), first), on_simulation=count)
+        found = fit(evidence, prior_of(held, first), on_simulation=count)
     click.echo(coefficients_text(found))
     again = all_again(evidence, found.efficiencies)
     if again:
         click.echo(again_text(again))
     click.echo(NOTHING_HELD_OUT)
-    write_profile(profile_content(found, first, evidence, again=again, facts=facts_of(evidence)), out)
+    write_profile(
+        profile_content(found, first, evidence, again=again, facts=facts_of(evidence), before=held), out
+    )
     click.echo(f"profile: {out}", err=True)
 
 
@@ -212,7 +238,7 @@ def measure_and_fit(
         click.echo(f"interrupted; what was measured is in {folder}, --resume goes on from it", err=True)
         sys.exit(130)
     click.echo(summary(done))
-    save(done, out, gpus.info()[0].driver if gpus is not None else None)
+    save(done, out, gpus.info()[0].driver if gpus is not None else None, held)
     click.echo(f"profile: {out}", err=True)
 
 

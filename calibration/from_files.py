@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from calibration.evidence import Evidence, check_work, client_run
 from calibration.steps import step_run
-from calibration.told import scenario_of
+from calibration.told import observed, scenario_of
 from sim.comparison.identity import fact, minor
 from sim.comparison.loads import same_run, scenario_for
 from sim.errors import BadInput
@@ -16,7 +17,7 @@ from sim.jsontext import load_json
 from sim.paths import is_file
 from sim.results import BenchResult
 from sim.results_io.files import read_results
-from sim.scenario import Scenario
+from sim.scenario import Observed, Scenario
 
 
 def evidence_files(paths: Sequence[Path], scenario: Scenario | None = None) -> list[Evidence]:
@@ -33,6 +34,11 @@ def evidence_files(paths: Sequence[Path], scenario: Scenario | None = None) -> l
         if path in paths[:number]:
             raise BadInput("--from", str(path), "is given twice; give each file once")
     step_files = [path for path in paths if is_step_file(path)]
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in step_files]
+    for number, digest in enumerate(digests):
+        if digest in digests[:number]:
+            same = step_files[digests.index(digest)]
+            raise BadInput("--from", str(step_files[number]), f"is the same as {same}; give each file once")
     found: list[Evidence] = []
     seen: list[tuple[str, BenchResult]] = []
     for path in paths:
@@ -66,7 +72,9 @@ def loaded(result: BenchResult, name: str, scenario: Scenario | None) -> Scenari
     """
     if scenario is not None:
         _check_subject(result, name, scenario)
-    return scenario_for(scenario_of(result.identity, name) if scenario is None else scenario, result)
+    under = scenario_for(scenario_of(result.identity, name) if scenario is None else scenario, result)
+    # A pool that the engine itself told is its own; one that the user names is known better.
+    return observed(under, result) if under.observed == Observed() else under
 
 
 def _check_subject(result: BenchResult, name: str, scenario: Scenario) -> None:

@@ -84,8 +84,10 @@ def run(
     return calibrate(measure(subject, plan, options, gpus, reporter, prior), prior)
 
 
-def save(done: Calibration, path: Path, driver: str | None = None) -> ProfileFile:
-    """Write the profile; `driver` is the GPU driver's version, if known.
+def save(
+    done: Calibration, path: Path, driver: str | None = None, before: Profile | None = None
+) -> ProfileFile:
+    """Write the profile; `driver` is the GPU driver's version, if known, `before` the profile completed.
 
     Raises:
         BadInput: the place cannot be written to.
@@ -104,6 +106,7 @@ def save(done: Calibration, path: Path, driver: str | None = None) -> ProfileFil
             image_digest=_first(r.identity.get("image_digest") for r in results),
             engine_version=_first(r.identity.get("engine_version") for r in results),
         ),
+        before=before,
     )
     write_profile(content, path)
     return content

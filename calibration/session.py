@@ -20,10 +20,11 @@ from calibration.fit import fit
 from calibration.parameters import Prior, default_prior
 from calibration.result import FitResult
 from calibration.steps import step_run
+from calibration.told import observed
 from sim.comparison.compare import Comparison, compare
 from sim.errors import BadInput
 from sim.results import BenchResult
-from sim.scenario import Observed, Scenario
+from sim.scenario import Scenario
 from sim.simulate import roofline, simulate
 from sim.steptime.scale import slowed
 
@@ -272,19 +273,6 @@ def under(scenario: Scenario, run: PlannedRun) -> Scenario:
     The bench warms up with prompts of its own, which leave nothing in the prefix cache to be found.
     """
     return replace(scenario, workload=replace(run.spec, num_warmups=0), seed=run.spec.seed)
-
-
-def observed(scenario: Scenario, result: BenchResult) -> Scenario:
-    """The scenario with the KV pool that the engine itself reported; what it did not report stays."""
-    seen = scenario.observed
-    tokens, blocks = (result.server.get(key) for key in ("kv_cache_tokens", "num_gpu_blocks"))
-    return replace(
-        scenario,
-        observed=Observed(
-            seen.kv_cache_tokens if tokens is None else int(tokens),
-            seen.num_gpu_blocks if blocks is None else int(blocks),
-        ),
-    )
 
 
 def _is_mixed(run: PlannedRun) -> bool:

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from sim.build import read_source
 from sim.errors import BadInput
-from sim.scenario import Scenario
+from sim.results import BenchResult
+from sim.scenario import Observed, Scenario
 from sim.workload.spec import PrefixRepetitionDataset, RandomDataset
 
 Made = RandomDataset | PrefixRepetitionDataset
@@ -50,6 +51,19 @@ def scenario_of(identity: Mapping[str, Any], name: str) -> Scenario:
         bench = replace(source.bench, spec=replace(source.bench.spec, dataset=dataset))
         source = replace(source, bench=bench)
     return source.build()
+
+
+def observed(scenario: Scenario, result: BenchResult) -> Scenario:
+    """The scenario with the KV pool that the engine itself reported; what it did not report stays."""
+    seen = scenario.observed
+    tokens, blocks = (result.server.get(key) for key in ("kv_cache_tokens", "num_gpu_blocks"))
+    return replace(
+        scenario,
+        observed=Observed(
+            seen.kv_cache_tokens if tokens is None else int(tokens),
+            seen.num_gpu_blocks if blocks is None else int(blocks),
+        ),
+    )
 
 
 def dataset_of(identity: Mapping[str, Any], name: str) -> Made | None:

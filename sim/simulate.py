@@ -174,7 +174,7 @@ def _report(
     outside = sum(usage.out_of_range.values()) / max(1, usage.steps)
     reasons = tuple(
         Note("warning", "step time", f"{count} of {usage.steps} steps: {reason}")
-        for reason, count in sorted(usage.out_of_range.items())
+        for reason, count in sorted(usage.out_of_range.items(), key=lambda item: (-item[1], item[0]))
     )
     _refuse_what_lies_too_far(usage)
     if outside > MAX_OUTSIDE:

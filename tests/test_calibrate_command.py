@@ -14,11 +14,13 @@ from click.testing import CliRunner, Result
 from calibration.again import MEANS, again_text, all_again, predicted_again
 from calibration.cli import calibrate
 from calibration.evidence import ClientRun
+from calibration.from_files import evidence_files
 from calibration.plan_run import lacking, prior_of
 from sim.build import build_scenario
 from sim.errors import BadInput, ServecastError
 from sim.profile import load_profile
 from sim.results_io.files import write_result
+from sim.scenario import Observed
 from sim.simulate import roofline, simulate
 from tests.real.dummy_model import write
 
@@ -150,6 +152,64 @@ def test_what_results_say_of_their_runs_is_kept_where_they_agree(scenario: Path,
     file.write_text(file.read_text().replace("sha256:a", "sha256:b"))
     run(str(scenario), "--from", *map(str, files), "--out", str(out))
     assert load_profile(out).content.subject.image_digest is None
+
+
+@pytest.mark.parametrize("words", [["--budget", "60"], ["--force"], ["--program", "vllm"], ["--resume"]])
+def test_options_of_a_launch_are_of_no_use_to_a_fit(
+    scenario: Path, measured: Path, tmp_path: Path, words: list[str]
+) -> None:
+    out = tmp_path / "p.json"
+    said = refusal(str(scenario), "--from", str(measured), "--out", str(out), *words)
+    assert said.startswith(words[0])
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["--gpu", "H200"], ["--set", "max-num-seqs=2"], ["--kv-cache-tokens", "9"]]
+)
+def test_options_of_a_scenario_need_one(measured: Path, tmp_path: Path, words: list[str]) -> None:
+    said = refusal("--from", str(measured), "--out", str(tmp_path / "p.json"), *words)
+    assert said.startswith(words[0])
+    assert "give a scenario file" in said
+
+
+def test_the_pool_that_the_engine_told_is_its_own(scenario: Path, measured: Path, tmp_path: Path) -> None:
+    told = json.loads(measured.read_text())
+    told["servecast"]["server"] |= {"kv_cache_tokens": 777 * 16, "num_gpu_blocks": 777}
+    measured.write_text(json.dumps(told))
+    (run_,) = evidence_files([measured], build_scenario(file=scenario))
+    assert run_.scenario.observed == Observed(777 * 16, 777)
+    named = build_scenario(file=scenario, num_gpu_blocks=50)
+    (run_,) = evidence_files([measured], named)
+    assert run_.scenario.observed == Observed(None, 50)
+
+
+def test_a_profile_that_is_completed_keeps_what_it_rests_on(
+    scenario: Path, measured: Path, tmp_path: Path
+) -> None:
+    first, out = tmp_path / "first.json", tmp_path / "p.json"
+    run(str(scenario), "--from", str(measured), "--out", str(first))
+    words = ["--profile", str(first), "--out", str(out)]
+    assert "already (as m.json)" in refusal(str(scenario), "--from", str(measured), *words)
+    held = json.loads(first.read_text())
+    held["coefficients"]["weight_bandwidth"] |= {"status": "fitted", "source": "an earlier calibration"}
+    # As good as known, so that the next run says nothing new of it.
+    names = held["covariance"]["names"]
+    for name in names:
+        at = names.index(name)
+        held["covariance"]["matrix"][at] = [0.0] * len(names)
+        for row in held["covariance"]["matrix"]:
+            row[at] = 0.0
+        held["covariance"]["matrix"][at][at] = 1e-10
+    held["validity"]["decodes_per_step"] = 999
+    first.write_text(json.dumps(held))
+    second = write_measured(scenario, tmp_path / "again.json", seed=7)
+    run(str(scenario), "--from", str(second), *words)
+    content = load_profile(out).content
+    assert [item.name for item in content.evidence] == ["m.json", "again.json"]
+    assert content.validity.decodes_per_step == 999
+    known = content.coefficients["weight_bandwidth"]
+    assert (known.status, known.source) == ("fitted", "an earlier calibration")
 
 
 def test_several_files_may_follow_one_from(scenario: Path, measured: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from cli import COMMANDS, main
         (["compare", "nosuch.json", "nosuch.json"], "nosuch.json"),
         (["predict", "--no-such-flag"], "--no-such-flag"),
         (["predict", "--draws", "many"], "many"),
+        (["predict", "--draws", "4"], "belongs to --profile"),
         (["nosuch"], "nosuch"),
         (["predict", "--max-num-seq", "64"], "--max-num-seqs belongs inside --serve '…'"),
         (["plan", "--mem-fraction-static", "0.8"], "belongs inside --serve '…', or on top as --set mem-"),

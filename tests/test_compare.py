@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from cli import main
+from sim.build import build_scenario
 from sim.cli.compare import compare as compare_command
 from sim.cli.compare import parse_percent
 from sim.comparison.compare import Comparison, MetricRow, compare, exceeds, figure, samples
@@ -325,6 +327,43 @@ def test_the_steady_window_is_the_same_on_both_sides() -> None:
     assert interval.low > -0.2
 
 
+def test_a_closed_loop_has_a_steady_window_too() -> None:
+    n, cap = 300, 8
+    sent = np.concatenate((np.zeros(cap), np.sort(noisy(20.0, n - cap, 4))))
+    found = []
+    for scheduled in (np.zeros(n), np.full(n, np.nan)):
+        records = records_of(sent, noisy(0.1, n, 2), noisy(0.02, n, 3), scheduled=scheduled)
+        runs = [result_of(records, origin, cap=cap) for origin in ("predicted", "measured")]
+        (note,) = [n for n in compare(*runs, window="steady").notes if n.subject == "window"]
+        found.append(note)
+    assert [note.kind for note in found] == ["info", "info"]
+    assert found[0].text.startswith("requests sent ")
+
+
+def test_what_either_side_says_against_itself_is_said_again() -> None:
+    predicted, measured = pair()
+    carried = Note("warning", "--profile", "model A measured, B asked: what carries over is used")
+    start = Note("warning", "mean TTFT", "equal output lengths in a closed loop")
+    far = Verdict("SUSPECT", (Note("warning", "step time", "9 of 10 steps: beyond the calibration"),))
+    lag = Verdict("SUSPECT", (Note("warning", "client_lag", "40 ms late"),))
+    harmless = Note("info", "--profile", "assumed values")
+    found = compare(
+        replace(predicted, notes=(carried, start, harmless), verdict=far),
+        [replace(measured, verdict=lag), replace(measured, verdict=lag)],
+    )
+    texts = [note.text for note in found.notes if note.kind == "warning"]
+    assert [text.split(":")[0] for text in texts[:4]] == ["predicted"] * 3 + ["measured"]
+    assert "model A measured" in texts[0]
+    assert texts[3] == "measured: client_lag: 40 ms late (and 1 more of the runs)"
+    assert not any("assumed values" in text for text in texts)
+
+
+def test_runs_that_do_not_say_their_load_are_repeats_with_a_warning() -> None:
+    measured = [aggregates_of({"mean_ttft_ms": value}) for value in (50.0, 51.0)]
+    found = compare(aggregates_of({"mean_ttft_ms": 50.0}, "predicted"), measured)
+    assert any("do not say their load" in note.text for note in found.notes)
+
+
 def test_invalid_runs_and_other_work_are_refused() -> None:
     predicted, measured = pair()
     bad = replace(measured, verdict=Verdict("INVALID", (Note("warning", "failures", "half failed"),)))
@@ -436,6 +475,21 @@ serve: vllm serve Qwen/Qwen2.5-7B-Instruct --max-model-len 4096
 bench: vllm bench serve --random-input-len 128 --random-output-len 8 --max-concurrency 2 --num-prompts 20
 gpu: H100
 """
+
+
+def test_a_cap_without_a_rate_is_a_closed_loop(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("serve: vllm serve Qwen/Qwen3-14B\nbench: vllm bench serve --request-rate 4\ngpu: H100\n")
+    scenario = build_scenario(file=path)
+    closed = scenario_for(scenario, aggregates_of({"mean_ttft_ms": 5.0}, identity={"max_concurrency": 16}))
+    assert (closed.workload.request_rate, closed.workload.max_concurrency) == (math.inf, 16)
+    silent = scenario_for(scenario, aggregates_of({"mean_ttft_ms": 5.0}))
+    assert silent.workload.request_rate == 4
+    ramp = replace(
+        scenario, workload=replace(scenario.workload, request_rate=math.inf, ramp_up=("linear", 1.0, 9.0))
+    )
+    told = scenario_for(ramp, aggregates_of({"mean_ttft_ms": 5.0}, identity={"request_rate": 3.0}))
+    assert (told.workload.request_rate, told.workload.ramp_up) == (3.0, None)
 
 
 def test_a_scenario_takes_on_the_measured_load(tmp_path: Path) -> None:

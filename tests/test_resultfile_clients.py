@@ -1,7 +1,9 @@
 import json
+import math
 
 import pytest
 
+from sim.comparison.identity import followed_times, load_of
 from sim.errors import BadInput
 from sim.results_io.files import read_result, read_results
 
@@ -273,3 +275,46 @@ localhost,0,NVIDIA H100
         reading(tmp_path, text.replace("489.00", "48x"), "bad.csv")
     with pytest.raises(BadInput, match=r"line 2.*columns"):
         reading(tmp_path, text.replace("20.90,0.40", "20.90,0.40,7"), "wide.csv")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "load", "burstiness"),
+    [
+        ({"type_": "synchronous"}, (math.inf, 1), None),
+        ({"type_": "concurrent", "streams": 16}, (math.inf, 16), None),
+        ({"type_": "throughput"}, (math.inf, None), None),
+        ({"type_": "throughput", "max_concurrency": 64}, (math.inf, 64), None),
+        ({"type_": "constant", "rate": 4.0}, (4.0, None), math.inf),
+        ({"type_": "poisson", "rate": 4.0, "max_concurrency": 8}, (4.0, 8), None),
+    ],
+)
+def test_guidellm_strategies_say_their_load(tmp_path, strategy, load, burstiness):
+    document = guidellm_report()
+    document["benchmarks"][0]["config"] = {"strategy": strategy}
+    identity = reading(tmp_path, document).identity
+    assert load_of(identity) == load
+    assert identity.get("burstiness") == burstiness
+
+
+@pytest.mark.parametrize(
+    ("config", "load", "model"),
+    [
+        ({"loadgen": {"concurrency": 8}, "endpoint": {"model_names": ["m"]}}, (math.inf, 8), "m"),
+        ({"loadgen": {"concurrency": None, "request_rate": 3.5}}, (3.5, None), None),
+        ({"models": {"items": [{"name": "m"}]}, "loadgen": []}, (None, None), None),
+        (None, (None, None), None),
+    ],
+)
+def test_aiperf_says_its_load_as_far_as_its_form_is_known(tmp_path, config, load, model):
+    identity = reading(tmp_path, aiperf_summary(input_config=config)).identity
+    assert load_of(identity) == load
+    assert identity.get("model") == model
+
+
+def test_a_rate_called_trace_is_that_of_its_times(tmp_path):
+    for identity in (
+        reading(tmp_path, json.dumps(sglang_line(request_rate="trace")), "s.jsonl").identity,
+        reading(tmp_path, REPORT.replace("request rate: inf", "request rate: trace"), "p.txt").identity,
+    ):
+        assert load_of(identity)[0] is None
+        assert followed_times(identity)

@@ -8,7 +8,7 @@ import pytest
 
 from calibration.evidence import ClientRun
 from calibration.parameters import Prior, Space
-from calibration.search import WAVES, search
+from calibration.search import WAVES, _in_waves, search
 from calibration.validate.foresee import foresee
 from sim.build import build_scenario
 from sim.engines.glue import Limits
@@ -168,6 +168,13 @@ def test_what_another_start_explains_widens_no_fit():
     assert found.first_token == WAVES
     never = {**shown, "mean_ttft_ms": 0.5 * shown["mean_ttft_ms"]}
     assert search([ClientRun("never", scenario, never)], space).first_token > 2 * WAVES
+
+
+def test_only_loops_of_several_come_in_waves():
+    loops = [(LOOP, True), (LOOP.replace("--max-concurrency 8", "--max-concurrency 1"), False)]
+    loops.append((LOOP + " --request-rate 3", False))  # its cap bounds a schedule, it does not make one
+    for load, waves in loops:
+        assert _in_waves(ClientRun("r.json", loop(load), {})) is waves
 
 
 def test_ends_move_each_by_its_own_side():

@@ -10,7 +10,8 @@ import click
 
 from sim.cli.outputs import check_outputs
 from sim.comparison.text import format_comparison, percent
-from sim.errors import BadInput
+from sim.errors import BadInput, ServecastError
+from sim.provenance import Note
 
 if TYPE_CHECKING:
     from sim.comparison.compare import Comparison
@@ -174,7 +175,11 @@ class _Predictions:
         flood = at_once(scenario.workload)
         if flood is None:
             return predicted, None
-        flooded = simulate_with(replace(scenario, workload=flood), self._profile).result
+        try:
+            flooded = simulate_with(replace(scenario, workload=flood), self._profile).result
+        except ServecastError as error:  # everything at once is another load than the one that is compared
+            note = Note("warning", "capacity", f"not predicted: {error}")
+            return replace(predicted, notes=(*predicted.notes, note)), None
         return predicted, flooded.extra["regime"]["sustainable_rate"]
 
 

@@ -112,7 +112,7 @@ def steps_file(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] |
     "--draws",
     type=click.IntRange(0, 200),
     metavar="N",
-    help="Simulations behind the intervals [default: 8 with --profile, 2 without]; 0 leaves intervals out.",
+    help="Simulations behind the intervals of --profile [default: 8]; 0 leaves intervals out.",
 )
 @click.option("--no-leap", is_flag=True, help="Take every step one by one: slower, same result.")
 def predict(
@@ -134,6 +134,8 @@ def predict(
 
     Several scenarios (files, or several --serve) come out side by side.
     """
+    if draws and profile is None:
+        raise BadInput("--draws", draws, "belongs to --profile: without one there is nothing to draw from")
     sources = inputs.sources()
     reads = [*inputs.reads(sources), profile]
     scenarios = [source.build() for source in sources]

@@ -29,6 +29,7 @@ from sim.comparison.regimes import Regimes, judge
 from sim.comparison.sampling import Distance, Equivalence, distance, equivalence, log_ratio_spread
 from sim.comparison.sources import Sources, cancellation, does_not_add_up, error_sources
 from sim.errors import NotComparable
+from sim.figures.regime import MIN_REQUESTS
 from sim.provenance import Note
 from sim.results import BenchResult
 
@@ -219,7 +220,7 @@ def compare(
     if problems and not force:
         raise NotComparable(f"{name or first.tool}: not comparable: " + "; ".join(problems))
     notes = [Note("warning", "comparable", text) for text in problems]
-    notes += [note for note in predicted.notes if note.subject == "--replay"]
+    notes += _said(predicted, repeats, sides)
     notes += [Note("warning", d.key, d.told(*sides)) for d in differs if not d.fatal]
     if first.origin == "predicted":
         notes.append(Note("info", "intervals", BOTH_PREDICTED))
@@ -268,12 +269,41 @@ def _problems(predicted: BenchResult, repeats: Sequence[BenchResult]) -> list[st
     return list(dict.fromkeys(out))
 
 
+def _said(predicted: BenchResult, repeats: Sequence[BenchResult], sides: tuple[str, str]) -> list[Note]:
+    """What either side says against itself: the prediction's warnings, doubts about a run."""
+    told = [note for note in predicted.notes if note.kind == "warning" or note.subject == "--replay"]
+    told += predicted.verdict.reasons if predicted.verdict.status == "SUSPECT" else ()
+    found = [
+        note if note.subject == "--replay" else replace(note, text=f"{sides[0]}: {note.subject}: {note.text}")
+        for note in told
+    ]
+    doubts: dict[str, list[str]] = {}
+    for run in repeats:
+        if run.verdict.status == "SUSPECT":
+            for reason in run.verdict.reasons:
+                doubts.setdefault(reason.subject, []).append(reason.text)
+    for subject, texts in doubts.items():
+        more = f" (and {len(texts) - 1} more of the runs)" if len(texts) > 1 else ""
+        found.append(Note("warning", subject, f"{sides[1]}: {subject}: {texts[0]}{more}"))
+    if (
+        len(repeats) > 1
+        and load_of(repeats[0].identity) == (None, None)
+        and not repeats[0].identity.get("workload")
+    ):
+        text = "the runs do not say their load: they are taken for repeats of one"
+        found.append(Note("warning", "repeats", text))
+    return list(dict.fromkeys(found))
+
+
 def _steady(
     predicted: BenchResult, repeats: list[BenchResult]
 ) -> tuple[BenchResult, list[BenchResult], Note]:
     window = common_window(predicted, repeats[0])
     if window is None:
-        text = "no steady window: too few requests, or a side without records; the whole run is compared"
+        text = (
+            f"no steady window: under {MIN_REQUESTS} requests, a side without records, or no time at which "
+            "both were steady; the whole run is compared"
+        )
         return predicted, repeats, Note("warning", "window", text)
     cut = [in_window(run, *window) for run in repeats]
     text = f"requests sent {window[0]:.1f} to {window[1]:.1f} s after the first, on both sides"

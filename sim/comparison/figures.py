@@ -11,7 +11,7 @@ import numpy as np
 
 from sim.figures.metrics import latencies, run_duration, select
 from sim.figures.quantiles import supported
-from sim.figures.regime import steady_window
+from sim.figures.regime import sending_clock, steady_window
 from sim.results import BenchResult, Floats, RequestRecords
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -153,7 +153,7 @@ def common_window(predicted: BenchResult, measured: BenchResult) -> tuple[float,
     for result in (predicted, measured):
         if result.records is None or (window := steady_window(result.records)) is None:
             return None
-        start = float(np.nanmin(result.records.scheduled))
+        start = float(np.nanmin(sending_clock(result.records)))
         bounds.append((window[0] - start, window[1] - start))
     begin, end = max(low for low, _ in bounds), min(high for _, high in bounds)
     return (begin, end) if end > begin else None

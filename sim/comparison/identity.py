@@ -11,6 +11,7 @@ from typing import Any
 # Facts that must agree; a side that does not tell one is not held to it.
 SUBJECT = ("engine", "engine_version", "model_sha", "model", "gpu", "gpu_sha", "gpu_count", "image_digest")
 LOAD = ("request_rate", "max_concurrency", "burstiness")
+_TIMED = ("use_trace_arrivals", "ramp_up", "ramp_up_strategy")
 MANY = 8  # values of a list that is told in full
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -105,9 +106,21 @@ def fact(identity: Mapping[str, Any], key: str) -> Any:
 
 
 def load_of(identity: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    """(request rate, concurrency cap) of a run: what tells its loads apart; None is unknown or none."""
+    """(request rate, concurrency cap) of a run: what tells its loads apart; None is unknown or none.
+
+    A client that tells its cap and no rate has none: reports leave out a rate without bound.
+    """
     rate, cap = fact(identity, "request_rate"), fact(identity, "max_concurrency")
+    if rate is None and cap is not None and not followed_times(identity):
+        rate = math.inf
     return rate, None if cap is None else int(cap)
+
+
+def followed_times(identity: Mapping[str, Any]) -> bool:
+    """Whether a run says that it sent at a trace's times, or by a ramp."""
+    workload = identity.get("workload")
+    blocks = (identity, workload if isinstance(workload, Mapping) else {})
+    return any(block.get(key) for block in blocks for key in _TIMED)
 
 
 def _tells_load(identity: Mapping[str, Any]) -> bool:

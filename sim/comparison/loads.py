@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from sim.comparison.compare import work_differences
-from sim.comparison.identity import differences, fact, load_of
+from sim.comparison.identity import differences, fact, followed_times, load_of
 from sim.errors import BadInput, NotComparable
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords
@@ -125,8 +125,11 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
         "seed": fact(measured.identity, "seed"),
     }
     known = {key: value for key, value in changes.items() if value is not None}
-    if rate is not None or _followed_times(measured):
+    followed = followed_times(measured.identity)
+    if rate is not None or followed:
         known["max_concurrency"] = cap
+    if rate is not None and math.isfinite(rate) and not followed:
+        known |= {"use_trace_arrivals": False, "ramp_up": None}
     if isinstance(known.get("seed"), str):
         del known["seed"]
     if measured.tool == "servecast bench":
@@ -167,16 +170,9 @@ def _most_in_flight(records: RequestRecords) -> int:
     return int((np.arange(1, len(sent) + 1) - np.searchsorted(ended, sent, side="right")).max(initial=0))
 
 
-def _followed_times(measured: BenchResult) -> bool:
-    """Whether a run says that it sent at a trace's times, or by a ramp."""
-    workload = measured.identity.get("workload")
-    told = workload if isinstance(workload, Mapping) else measured.identity
-    return bool(told.get("use_trace_arrivals") or told.get("ramp_up") or told.get("ramp_up_strategy"))
-
-
 def _has_schedule(measured: BenchResult, spec: WorkloadSpec) -> bool:
     """Whether the client had times of its own to send at: a rate, a trace's times, a ramp."""
-    if _followed_times(measured):
+    if followed_times(measured.identity):
         return True
     rate = load_of(measured.identity)[0]
     return not spec.closed_loop if rate is None else math.isfinite(rate)

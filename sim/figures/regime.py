@@ -227,18 +227,27 @@ def comparability(rate: float, capacity_predicted: float, capacity_measured: flo
     return "comparable" if max(loads) < 0.9 else "near saturation"
 
 
+def sending_clock(records: RequestRecords) -> Floats:
+    """When each request was to be sent; when it was, where the load had no schedule or nobody knows it."""
+    scheduled = records.scheduled
+    if np.isnan(scheduled).any() or not len(scheduled) or float(np.ptp(scheduled)) == 0.0:
+        return records.sent
+    return scheduled
+
+
 def steady_window(records: RequestRecords) -> tuple[float, float] | None:
     """Send times between which a run is neither filling up nor draining; None if there is no telling.
 
     The start truncates the transient by the smallest marginal standard error of batch means of five TTFTs
-    (MSER-5, White 1997), within the first half; the end is the last scheduled send.
+    (MSER-5, White 1997), within the first half; the end is the last send.
     """
     ready = ~np.isnan(records.first_token)
     if int(ready.sum()) < MIN_REQUESTS:
         return None
-    order = np.argsort(records.scheduled[ready], kind="stable")
-    send = records.scheduled[ready][order]
-    waits = (records.first_token[ready] - records.scheduled[ready])[order]
+    clock = sending_clock(records)[ready]
+    order = np.argsort(clock, kind="stable")
+    send = clock[order]
+    waits = (records.first_token[ready] - clock)[order]
     batches = len(waits) // 5
     means = waits[: batches * 5].reshape(batches, 5).mean(axis=1)
     # Suffix sums give the variance of every truncated tail at once.

@@ -7,6 +7,7 @@ request: vLLM's TPOT.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from typing import Any
 
@@ -75,7 +76,8 @@ def read_aiperf(document: dict[str, Any], where: str) -> BenchResult:
         if tokens_in is not None and tokens_out is not None and figures["duration"]:
             figures["total_token_throughput"] = (tokens_in + tokens_out) / figures["duration"]
     check_figures(figures, where)
-    identity = {k: document[k] for k in ("aiperf_version", "benchmark_id") if document.get(k) is not None}
+    known = {k: document[k] for k in ("aiperf_version", "benchmark_id") if document.get(k) is not None}
+    identity = {**known, **_load(document)}
     return BenchResult(
         origin="measured",
         tool="aiperf",
@@ -85,6 +87,24 @@ def read_aiperf(document: dict[str, Any], where: str) -> BenchResult:
         verdict=success_verdict(figures),
         notes=(_NOTE,),
     )
+
+
+def _load(document: dict[str, Any]) -> dict[str, Any]:
+    """Model, rate and cap of `input_config`, as far as it has a `loadgen` and an `endpoint`."""
+    config = document.get("input_config")
+    config = config if isinstance(config, dict) else {}
+    loadgen, endpoint = (config.get(key) for key in ("loadgen", "endpoint"))
+    found: dict[str, Any] = {}
+    if isinstance(loadgen, dict):
+        for theirs, ours in (("request_rate", "request_rate"), ("concurrency", "max_concurrency")):
+            if loadgen.get(theirs) is not None:
+                found[ours] = loadgen[theirs]
+        if loadgen.get("arrival_pattern") == "constant":
+            found["burstiness"] = math.inf
+    names = endpoint.get("model_names") if isinstance(endpoint, dict) else None
+    if isinstance(names, list) and len(names) == 1 and isinstance(names[0], str):
+        found["model"] = names[0]
+    return found
 
 
 def read_aiperf_csv(text: str, where: str) -> BenchResult:

@@ -6,6 +6,7 @@ in milliseconds, `request_latency` is in seconds.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sim.errors import BadInput
@@ -27,6 +28,15 @@ _NOTE = Note(
     "GuideLLM's inter-token latency is a mean per request, so it is read as TPOT (it weights requests by "
     "their tokens); its own time_per_output_token counts the first token in and is left out",
 )
+
+
+# What a strategy's name says of its load: one at a time, all at once, evenly spaced.
+_PACES: dict[str, dict[str, Any]] = {
+    "synchronous": {"request_rate": "inf", "max_concurrency": 1},
+    "concurrent": {"request_rate": "inf"},
+    "throughput": {"request_rate": "inf"},
+    "constant": {"burstiness": math.inf},
+}
 
 
 def looks_like_guidellm(document: dict[str, Any]) -> bool:
@@ -112,7 +122,12 @@ def _identity(entry: Object, arguments: Object, where: str) -> dict[str, Any]:
         if isinstance(arguments.get(key), str):
             identity[key] = arguments[key]
     strategy = section(section(entry, "config", where), "strategy", where)
-    for theirs, ours in (("type_", "strategy"), ("rate", "request_rate"), ("streams", "max_concurrency")):
+    for theirs, ours in (
+        ("type_", "strategy"),
+        ("rate", "request_rate"),
+        ("max_concurrency", "max_concurrency"),
+        ("streams", "max_concurrency"),
+    ):
         if strategy.get(theirs) is not None:
             identity[ours] = strategy[theirs]
-    return identity
+    return identity | _PACES.get(str(identity.get("strategy")), {})

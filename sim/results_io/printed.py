@@ -10,6 +10,7 @@ from sim.errors import BadInput
 from sim.figures.metrics import Figures, success_verdict
 from sim.results import BenchResult
 from sim.results_io.fields import TO_MS, check_figures
+from sim.results_io.said import with_trace
 
 HEADER = re.compile(r"=+ *Serving Benchmark Result *=+")
 # One figure: a label with perhaps a unit in brackets, a colon, one value. What stands in front is a
@@ -95,7 +96,7 @@ def _one(preamble: str, body: str, where: str, first_line: int) -> BenchResult:
     return BenchResult(
         origin="predicted" if predicted else "measured",
         tool="servecast predict" if predicted else tool,
-        identity=identity,
+        identity=with_trace(identity),
         duration=float(figures["duration"] or 0.0),
         aggregates=figures,
         verdict=success_verdict(figures),

@@ -13,6 +13,14 @@ COUNTS = ("num_prompts", "max_concurrency", "gpu_count")
 RATES = ("request_rate", "burstiness")
 
 
+def with_trace(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The identity of `sglang.bench_serving`, which calls the rate of a trace's own times "trace"."""
+    if identity.get("request_rate") != "trace":
+        return dict(identity)
+    known = {key: value for key, value in identity.items() if key != "request_rate"}
+    return {**known, "use_trace_arrivals": True}
+
+
 def check_said(identity: Mapping[str, Any], where: str) -> None:
     """Refuse facts of another kind than they can be; absent ones are unknown.
 

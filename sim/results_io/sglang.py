@@ -16,6 +16,7 @@ from sim.results_io.fields import (
     section,
     statistics,
 )
+from sim.results_io.said import with_trace
 
 _NAMES = {k: k for k in ("mean", "median", "std")} | percentile_names((90.0, 95.0, 99.0))
 _METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e_latency": "e2el"}
@@ -66,7 +67,9 @@ def read_sglang(document: dict[str, Any], where: str) -> BenchResult:
     return BenchResult(
         origin="measured",
         tool="sglang.bench_serving",
-        identity={"engine": "sglang"} | {k: document[k] for k in _SETTINGS if document.get(k) is not None},
+        identity=with_trace(
+            {"engine": "sglang"} | {k: document[k] for k in _SETTINGS if document.get(k) is not None}
+        ),
         duration=float(figures["duration"] or 0.0),
         aggregates=figures,
         server={k: cache[k] for k in ("total_prompt_tokens", "total_cached_tokens") if k in cache},
