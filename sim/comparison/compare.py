@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from sim.comparison.caveats import caveats
 from sim.comparison.figures import (
     LATENCY_KEYS,
     METRICS,
@@ -220,7 +221,7 @@ def compare(
     if problems and not force:
         raise NotComparable(f"{name or first.tool}: not comparable: " + "; ".join(problems))
     notes = [Note("warning", "comparable", text) for text in problems]
-    notes += _said(predicted, repeats, sides)
+    notes += caveats(predicted, repeats, sides)
     notes += [Note("warning", d.key, d.told(*sides)) for d in differs if not d.fatal]
     if first.origin == "predicted":
         notes.append(Note("info", "intervals", BOTH_PREDICTED))
@@ -267,32 +268,6 @@ def _problems(predicted: BenchResult, repeats: Sequence[BenchResult]) -> list[st
         if run.verdict.status == "INVALID":
             out += [f"the measured run is INVALID ({reason.text})" for reason in run.verdict.reasons]
     return list(dict.fromkeys(out))
-
-
-def _said(predicted: BenchResult, repeats: Sequence[BenchResult], sides: tuple[str, str]) -> list[Note]:
-    """What either side says against itself: the prediction's warnings, doubts about a run."""
-    told = [note for note in predicted.notes if note.kind == "warning" or note.subject == "--replay"]
-    told += predicted.verdict.reasons if predicted.verdict.status == "SUSPECT" else ()
-    found = [
-        note if note.subject == "--replay" else replace(note, text=f"{sides[0]}: {note.subject}: {note.text}")
-        for note in told
-    ]
-    doubts: dict[str, list[str]] = {}
-    for run in repeats:
-        if run.verdict.status == "SUSPECT":
-            for reason in run.verdict.reasons:
-                doubts.setdefault(reason.subject, []).append(reason.text)
-    for subject, texts in doubts.items():
-        more = f" (and {len(texts) - 1} more of the runs)" if len(texts) > 1 else ""
-        found.append(Note("warning", subject, f"{sides[1]}: {subject}: {texts[0]}{more}"))
-    if (
-        len(repeats) > 1
-        and load_of(repeats[0].identity) == (None, None)
-        and not repeats[0].identity.get("workload")
-    ):
-        text = "the runs do not say their load: they are taken for repeats of one"
-        found.append(Note("warning", "repeats", text))
-    return list(dict.fromkeys(found))
 
 
 def _steady(
