@@ -19,12 +19,13 @@ from sim.errors import BadInput
 from sim.secrets import without_secrets
 
 if TYPE_CHECKING:
+    from bench.launch import LaunchOptions
     from bench.session import Subject
     from sim.profile import Profile
 
 DEFAULT_DIR = Path("servecast-calibration")
 # What `calibrate --plan` does not hand on to the runs that it prints.
-OWN = ("show_plan", "measured", "out", "profile", "budget", "result_dir", "resume", "bench", "sets")
+OWN = ("show_plan", "measured", "out", "profile", "budget", "result_dir", "resume", "bench", "sets", "seed")
 
 
 @click.command()
@@ -87,7 +88,10 @@ def calibrate(
         fit_measured(inputs, measured, out, profile)
         return
     if show_plan:
-        print_plan(inputs, budget, profile)
+        from bench.cli import launch_options
+
+        launch = launch_options(given)
+        print_plan(inputs, budget, profile, result_dir, launch)
         return
     if out is None:
         raise BadInput(
@@ -180,19 +184,33 @@ def fit_measured(
     click.echo(f"profile: {out}", err=True)
 
 
-def print_plan(inputs: ScenarioOptions, budget: str, profile: Path | None) -> None:
+def print_plan(
+    inputs: ScenarioOptions, budget: str, profile: Path | None, folder: Path, launch: LaunchOptions
+) -> None:
     """Print the plan as a table with the commands of its runs."""
+    from bench.launch import choose_kind
     from calibration.design import plan_text
     from calibration.plan_run import plan_of
+    from sim.command_text import serve_text
 
     source = inputs.source()
+    choose_kind(source, launch)
     scenario = source.build()
     plan = plan_of(scenario, seconds("--budget", budget), _profile(profile))
-    words = given_words(click.get_current_context(), OWN)
+    context = click.get_current_context()
+    words = given_words(context, OWN)
+    if "-" in inputs.serve:  # it can be read once
+        words[words.index("--serve") + 1] = serve_text(source)
     for setting in inputs.sets:  # the load is each run's own: one that was set would replace it
         if source.with_settings([setting]).bench is source.bench:
             words += ["--set", setting]
-    click.echo(plan_text(plan, without_secrets(shlex.join(["servecast", "bench", *words]))))
+    stem = "calibration"
+    if context.get_parameter_source("result_dir") is ParameterSource.COMMANDLINE:
+        stem = str(folder / stem)
+    click.echo(plan_text(plan, without_secrets(shlex.join(["servecast", "bench", *words])), stem))
+    idle = [f"--{name}" for name in ("out", "resume") if context.params[name]]
+    if idle:
+        click.echo(f"{' and '.join(idle)}: for the calibration itself; --plan starts nothing", err=True)
 
 
 def measure_and_fit(

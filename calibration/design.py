@@ -162,8 +162,8 @@ class _Designer:
             sized = self._sized(candidate, limit)
             if sized is None:
                 text = (
-                    f"left out: the least of it takes longer than {limit:.0f} s, all that one run may take "
-                    f"({LARGEST:.0%} of the time for runs of one kind of work each)"
+                    f"left out: the least of it takes longer than {max(0.0, limit):.0f} s, all that one run "
+                    f"may take ({LARGEST:.0%} of the time for runs of one kind of work each)"
                 )
                 notes.append(Note("warning", candidate.label, text))
             else:
@@ -280,11 +280,12 @@ def mixed_again(
     ]
 
 
-def plan_text(plan: Plan, command: str) -> str:
+def plan_text(plan: Plan, command: str, stem: str = "calibration") -> str:
     """The plan as a table, with the command of every run.
 
     Args:
         command: what stands in front of a run's `--bench`, e.g. "servecast bench SCENARIO.yaml".
+        stem: of the folders that the runs' results go to.
     """
     lines = [f"{'run':<14}{'requests':>9}{'seconds':>9}  what it holds apart"]
     for run in plan.runs:
@@ -307,5 +308,5 @@ def plan_text(plan: Plan, command: str) -> str:
     lines.append("")
     for run in plan.runs:
         bench = shlex.quote(load_line(run.spec))
-        lines.append(f"{command} --result-dir calibration-{run.label} --bench {bench}")
+        lines.append(f"{command} --result-dir {shlex.quote(f'{stem}-{run.label}')} --bench {bench}")
     return "\n".join(lines)

@@ -14,6 +14,7 @@ _SHAPES = re.compile(
     |(\b\w*(?:TOKEN|SECRET|PASSWORD|_KEY)=['"]?)[^\s'"]+
     |({_NAMES}["']\s*:\s*["'])[^"']*
     |(--(?:api-key|hf-token|ssl-keyfile-password)[=\s]['"]?)[^\s'"]+
+    |(\b(?:api-key|hf-token|ssl-keyfile-password)=['"]?)[^\s'"]+
     |(://[^\s/:@]+:)[^\s/@]+(?=@)""",
     re.IGNORECASE | re.VERBOSE,
 )

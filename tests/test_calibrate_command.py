@@ -70,6 +70,7 @@ def test_the_plans_commands_keep_what_was_given_but_for_the_load(scenario: Path)
     scenario.rename(own)
     given = ["--gpu", "L4", "--set", "max-num-seqs=2", "--set", "request-rate=9", "--probe", "--force"]
     given += ["--env", "HF_TOKEN=hf_0123456789", "--env", "A=1 2", "--bench", BENCH]
+    given += ["--seed", "7", "--set", "api-key=sekret", "--result-dir", "my runs"]
     done = run(str(own), "--plan", "--budget", "60", *given)
     assert done.exit_code == 0, done.exception
     lines = [line for line in done.output.splitlines() if line.startswith("servecast bench")]
@@ -78,12 +79,33 @@ def test_the_plans_commands_keep_what_was_given_but_for_the_load(scenario: Path)
         words = shlex.split(line)
         assert str(own) in words
         assert words[words.index("--gpu") + 1] == "L4"
-        assert [words[i + 1] for i, w in enumerate(words) if w == "--set"] == ["max-num-seqs=2"]
+        sets = [words[i + 1] for i, w in enumerate(words) if w == "--set"]
+        assert sets == ["max-num-seqs=2", "api-key=***"]
+        assert "--seed" not in words  # each run has its own
+        assert words[words.index("--result-dir") + 1].startswith("my runs/calibration-")
         assert [words[i + 1] for i, w in enumerate(words) if w == "--env"] == ["HF_TOKEN=***", "A=1 2"]
         assert {"--probe", "--force"} < set(words)
         assert words.count("--bench") == 1
         assert "request-rate 9" not in words[words.index("--bench") + 1]
     assert "hf_0" not in done.output
+    assert "sekret" not in done.output
+    assert len({line.partition("--seed ")[2] for line in lines}) == len(lines)
+
+
+def test_a_plan_names_what_it_has_no_use_for(scenario: Path) -> None:
+    done = run(str(scenario), "--plan", "--budget", "60", "--out", "p.json", "--resume")
+    assert done.exit_code == 0
+    assert "--out and --resume: for the calibration itself" in done.stderr
+    assert "--base-url" in refusal(str(scenario), "--plan", "--launch", "url")
+
+
+def test_a_command_from_standard_input_is_printed_out(scenario: Path) -> None:
+    serve = scenario.read_text().splitlines()[0].removeprefix("serve: ")
+    words = ["--serve", "-", "--bench", BENCH, "--gpu", "L4", "--plan", "--budget", "60"]
+    done = CliRunner().invoke(calibrate, words, input=serve)
+    (line, *_) = [line for line in done.output.splitlines() if line.startswith("servecast bench")]
+    given = shlex.split(line)
+    assert given[given.index("--serve") + 1].startswith("vllm serve ")
 
 
 def test_launch_measure_fit_check_write(scenario: Path, tmp_path: Path) -> None:

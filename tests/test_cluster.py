@@ -321,7 +321,7 @@ def test_the_drain_of_a_traffic_file_is_told_apart_from_its_time(tmp_path):
     whole, within = float(rows["least-requests"][0]), float(rows["within 20 s"][0])
     assert within > 2 * whole
     assert "still rising" in done.output
-    told = json.loads(CliRunner().invoke(cli.servecast, [*args, "--json", "-"]).output)["least-requests"]
+    told = json.loads(CliRunner().invoke(cli.servecast, [*args, "--json", "-"]).stdout)["least-requests"]
     assert told["while_arriving"]["request_throughput"] == pytest.approx(within, abs=0.01)
     assert told["while_arriving"]["completed"] == pytest.approx(20 * within, abs=0.2)
     assert told["while_arriving"]["completed"] < told["completed"]

@@ -12,9 +12,10 @@ import cli
 from sim.build import read_source
 from sim.errors import BadInput
 from sim.planning.capacity import Capacity, capacity
+from sim.planning.daily import DailyProfile, day_of_replicas
 from sim.planning.hardware import Candidate, operating_points
 from sim.planning.load_curve import Effort
-from sim.planning.plan_text import render_capacity, render_points, render_sizing
+from sim.planning.plan_text import render_capacity, render_day, render_points, render_sizing
 from sim.planning.prices import Prices
 from sim.planning.sizing import size
 from sim.planning.slo import parse_slos
@@ -141,6 +142,7 @@ def test_objectives_that_no_load_keeps_fail_with_the_best_that_can_be_reached(mo
         (["--slo", "p99 ttft <= 1s", "--gpus", "H100,H100"], "distinct"),
         (["--slo", "p99 ttft <= 1s", "--tp", "1,x"], "whole numbers"),
         (["--slo", "p99 ttft <= 1s", "--gpus", "H999"], "H999"),
+        (["--slo", "p99 ttft <= 1s", "--gpus", "L4,l4"], "named already"),
         (["--slo", "p99 ttft <= 1s", "--rate", "4", "--load", "concurrency"], "leave out"),
         (["--slo", "p99 ttft <= 1s", "--tp", "1,2", "--load", "concurrency"], "compared by rate"),
         (["--slo", "p99 ttft <= 1s", "--rate", "4", "--tp", "1,2", "--daily", ",".join("1" * 24)], "--daily"),
@@ -229,6 +231,20 @@ def test_a_weak_candidate_does_not_end_the_comparison(monkeypatch):
     by_name = {c["name"]: c for c in found["candidates"]}
     assert by_name["H100"]["sizing"]["recommended"] == 2
     assert "replicas of" in by_name["L4"]["failure"]
+
+
+def test_large_rates_of_a_day_stand_apart():
+    day = day_of_replicas(5.0, 40_000.0, DailyProfile((1.0,) * 23 + (2.0,)))
+    (rates, *_) = [line for line in render_day(day) if "requests/s" in line]
+    assert rates.split()[1:] == ["38,400"] * 8
+    assert max(map(len, render_day(day)[:-1])) <= 100
+
+
+def test_a_load_that_traffic_replaces_is_named(tmp_path):
+    traffic = tmp_path / "t.yaml"
+    traffic.write_text("rate: 5\nduration: 20\ntenants: [{name: a, share: 1, dataset: {kind: random}}]\n")
+    done = run_plan(*QUICK, "--traffic", str(traffic), "--set", "request-rate=9", "--set", "max-num-seqs=4")
+    assert "info: --bench, --set request-rate=9: --traffic replaces" in done.stderr
 
 
 def test_the_page_shows_the_day(tmp_path):

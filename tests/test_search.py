@@ -132,6 +132,12 @@ def test_what_the_search_sets_itself_is_refused(name):
         search(source(), space, parse_slos(["p99 ttft <= 1s"]), effort=Effort(100, 1))
 
 
+def test_standard_output_is_no_place_to_save():
+    done = CliRunner().invoke(cli.servecast, ["search", "--save", "-", "--over", "max-num-seqs=4,8"])
+    assert isinstance(done.exception, BadInput)
+    assert "name a file" in str(done.exception)
+
+
 def test_nothing_to_save_is_no_bad_input(tmp_path):
     args = ["search", "--serve", SERVE, "--bench", BENCH, "--gpu", "L4", "--over", "max-num-seqs=4,32"]
     args += ["--slo", "p90 ttft <= 1us", "--prompts", "100", "--seeds", "1", "--jobs", "1"]

@@ -299,6 +299,18 @@ def test_chance_that_a_setting_brings_in_is_met_with_several_seeds(vary):
     assert {len(point.outcomes) for row in answer.rows for point in row.points} == {2}
 
 
+def test_warnings_of_a_point_name_it():
+    answer = what_if(source(), parse_vary(["engine-version=0.28,0.5"]), run_serially, replications=1)
+    (note,) = [n for n in answer.notes if n.subject == "--engine-version" and n.kind == "warning"]
+    assert note.text.startswith("engine-version=0.5: the scheduling rules")
+
+
+def test_a_value_is_a_value_however_it_is_written():
+    for text in ("request-rate=5,5.0", "gpu=L4,l4"):
+        with pytest.raises(BadInput, match="same value twice"):
+            parse_vary([text])
+
+
 def test_seeds_are_no_setting():
     with pytest.raises(BadInput, match="--seeds say which"):
         one_at_a_time(source(), parse_vary(["bench.seed=1,2"]))
@@ -315,6 +327,9 @@ def test_a_parallel_size_brings_its_gpus():
     two = source(gpu_count=2)
     (points,) = one_at_a_time(two, parse_vary(["tensor-parallel-size=1,2"]))
     assert [build(p, two.build(), 0)[0].gpu_count for p in points] == [1, 2]
+    assert {p.derived for p in points} == {
+        (("gpu-count", "as many as it takes", "a replica's parallel sizes say"),)
+    }
     grid = full_grid(two, parse_vary(["tensor-parallel-size=1", "gpu-count=2"]))
     assert [build(p, two.build(), 0)[0].gpu_count for p in grid] == [2]
 

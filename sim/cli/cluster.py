@@ -116,6 +116,7 @@ def cluster(
             else real("--traffic-rate", traffic_rate, above=0.0, maximum=MAX_RATE)
         )
         mix = read_traffic(traffic)
+        inputs.say_replaced("--traffic", sources[0])
         sessions, cap, spec, told = mix.generate(scenarios[0].seed, rate), None, None, mix.notes
         offered, load = about_traffic(mix, sessions)
         arriving = mix.duration

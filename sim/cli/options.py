@@ -85,6 +85,13 @@ class ScenarioOptions:
                 names.append(source.bench.spec.dataset.path)
         return names
 
+    def say_replaced(self, option: str, source: ScenarioSource) -> None:
+        """Say on standard error what of these options an option that brings its own load leaves unused."""
+        idle = ["--bench"] if self.bench is not None else []
+        idle += [f"--set {s}" for s in self.sets if source.with_settings([s]).serve is source.serve]
+        if idle:
+            click.echo(f"info: {', '.join(idle)}: {option} replaces the client's load", err=True)
+
     def scenarios(self) -> list[Scenario]:
         """Every scenario, resolved; see `sources`."""
         return [source.build() for source in self.sources()]

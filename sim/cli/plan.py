@@ -150,6 +150,8 @@ def plan(
         effort=read_effort(prompts, seeds),
         with_error=not no_model_error,
     )
+    if traffic is not None:
+        inputs.say_replaced("--traffic", source)
     known = None if profile is None else load_profile(profile)
     workers = whole("--jobs", jobs, 1) if jobs else os.cpu_count() or 1
     with ShownCount() as count:

@@ -11,6 +11,7 @@ import click
 from sim.cli.options import ScenarioOptions, scenario_options
 from sim.cli.plan import read_effort
 from sim.commands.numbers import whole
+from sim.errors import BadInput
 
 
 @click.command()
@@ -84,6 +85,8 @@ def search(
     from sim.results_io.atomic import write_text
     from sim.scenario_file import write_scenario_file
 
+    if str(save) == "-":
+        raise BadInput("--save", "-", "is a scenario for later: name a file")
     source = inputs.source()
     check_outputs({"--json": json_to, "--save": save}, [*inputs.reads([source]), profile])
     objectives = parse_slos(slos, goodput)

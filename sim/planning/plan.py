@@ -121,8 +121,12 @@ def make_plan(
 
 
 def _compare(source: ScenarioSource, question: Question, pool: Pool, profile: Profile | None) -> Plan:
+    names: list[str] = []
     for gpu in question.gpus or (source.gpu,):  # what is misspelt or unpriced is said before all the work
         name = find_gpu(gpu)[0].name
+        if name in names:
+            raise BadInput("--gpus", gpu, f"is {name}, which is named already")
+        names.append(name)
         if question.prices is not None:
             question.prices.of(name)
     found = candidates(

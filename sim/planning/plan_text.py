@@ -151,14 +151,19 @@ def render_sizing(sizing: Sizing) -> list[str]:
     ]
 
 
+def rate_words(rate: float) -> str:
+    """A rate in three digits, or all of its whole ones."""
+    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.3g}"
+
+
 def render_day(day: DayOfReplicas) -> list[str]:
     """Replicas by the hour, and what following the day saves."""
     lines = ["replicas by the hour, one of them to spare:"]
-    for start in (0, 12):
-        hours = range(start, start + 12)
-        lines.append("  hour      " + "".join(f"{h:>6}" for h in hours))
-        lines.append("  requests/s" + "".join(f"{day.rates[h]:>6.3g}" for h in hours))
-        lines.append("  replicas  " + "".join(f"{day.by_hour[h]:>6}" for h in hours))
+    for start in range(0, 24, 8):
+        hours = range(start, start + 8)
+        lines.append("  hour      " + "".join(f"{h:>11}" for h in hours))
+        lines.append("  requests/s" + "".join(f"{rate_words(day.rates[h]):>11}" for h in hours))
+        lines.append("  replicas  " + "".join(f"{day.by_hour[h]:>11,}" for h in hours))
     saved = 1.0 - day.replica_hours / day.constant_hours
     lines.append(
         f"  {day.replica_hours} replica hours a day; {day.constant_hours} with {day.constant} all day "

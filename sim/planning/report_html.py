@@ -17,6 +17,7 @@ from sim.planning.plan_text import (
     binding_words,
     error_words,
     headroom_words,
+    rate_words,
     replicas_words,
     use_words,
 )
@@ -213,7 +214,7 @@ def _candidate_table(plan: Plan) -> Table:
 
 
 def _day_table(day: DayOfReplicas) -> Table:
-    rows = tuple((str(h), f"{day.rates[h]:.3g}", str(n)) for h, n in enumerate(day.by_hour))
+    rows = tuple((str(h), rate_words(day.rates[h]), f"{n:,}") for h, n in enumerate(day.by_hour))
     title = (
         f"Replicas by the hour, one of them to spare: {day.replica_hours} replica hours a day, "
         f"{day.constant_hours} with {day.constant} all day"

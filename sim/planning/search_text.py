@@ -50,6 +50,9 @@ def render_search(result: SearchResult, objectives: str) -> str:
         told = confirming_words(result.best.found)
         lines += ["", *wrap(f"to start the best, and to confirm it on hardware{told}")]
         lines += [f"  {command}" for command in confirming_commands(result.best.found)]
+        for note in result.best.found.scenario.notes:
+            if note.kind == "warning":
+                lines += wrap(f"{note.kind}: {note.subject}: {note.text}")
     return "\n".join(lines)
 
 

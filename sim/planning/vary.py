@@ -79,12 +79,20 @@ def parse_vary(texts: Sequence[str]) -> tuple[Dimension, ...]:
         values = tuple(value.strip() for value in listed.split(","))
         if not all(values):
             raise BadInput(FIELD, text, "has an empty value")
-        if len(set(values)) < len(values):
+        if len(set(map(_read, values))) < len(values):
             raise BadInput(FIELD, text, "names the same value twice")
         if plain(key) in {d.name for d in dimensions}:
             raise BadInput(FIELD, text, f"{plain(key)} is varied twice; put all its values into one --vary")
         dimensions.append(Dimension(key.strip(), values))
     return tuple(dimensions)
+
+
+def _read(value: str) -> str | float:
+    """A value as it will be read: 5 and 5.0 are one."""
+    try:
+        return float(value)
+    except ValueError:
+        return value.lower()
 
 
 def one_at_a_time(
@@ -130,7 +138,9 @@ def variant(
             changed = changed.with_settings([f"bench.{PROMPTS}={prompts}"])
             derived.append((PROMPTS, str(prompts), f"goes with {CONCURRENCY}={value}"))
     if any(_splits(source, key) for key, _ in settings) and "gpu-count" not in map(plain, dict(settings)):
-        changed = replace(changed, gpu_count=None)  # a replica has as many as its parallel sizes take
+        if source.gpu_count is not None:
+            derived.append(("gpu-count", "as many as it takes", "a replica's parallel sizes say"))
+        changed = replace(changed, gpu_count=None)
     same_server = changed.serve == source.serve and all(plain(key) not in SOURCE_KEYS for key, _ in settings)
     return Variant(settings, changed, tuple(derived), same_server)
 

@@ -192,6 +192,11 @@ def _plan(
             scenario, told = build(variant, base, seed)
             if told is not None:
                 notes.append(Note("assumed", "KV pool", told))
+            notes += [
+                replace(note, text=f"{variant.label}: {note.text}")
+                for note in scenario.notes
+                if note.kind == "warning" and note not in base.notes
+            ]
             before = tuple(spec for spec in earlier[seed] if keep and same_prompts(spec, scenario.workload))
             key = f"{variant.label} seed {seed}"
             model = None
