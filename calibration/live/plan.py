@@ -159,25 +159,29 @@ def first_pass_seconds(seconds: float) -> float:
 def in_turn(
     calibration: Sequence[PlannedRun], found: Sequence[Load], seconds: float
 ) -> list[Load | PlannedRun]:
-    """The loads, and before each one more of the calibration's runs with other requests, while time is left.
+    """The loads, and evenly among them the calibration's runs again with other requests, while time is left.
 
     Decodes alone come again in other batches: what lies between an idle engine and a full one is else unseen.
+    A host that grows slower while the last loads run must be seen to.
 
     Args:
         calibration: its first pass, each run with the time it took.
         seconds: for all further runs.
     """
-    order: list[Load | PlannedRun] = []
     runs = [run for run in calibration if run.label != "pilot"]
-    for index, load in enumerate(found):
+    more: list[PlannedRun] = []
+    for index in range(len(found)):
         turn = index // len(runs) + 1
         again = _in_part(runs[index % len(runs)], turn)
         if again.seconds <= seconds:
             seconds -= again.seconds
             # The engine is warm by now.
             spec = replace(again.spec, seed=again.spec.seed + AGAIN * turn, num_warmups=0)
-            order.append(replace(again, label=f"{again.label}-{turn + 1}", spec=spec, held_out=False))
-        order.append(load)
+            more.append(replace(again, label=f"{again.label}-{turn + 1}", spec=spec, held_out=False))
+    before = {i * len(found) // len(more): run for i, run in enumerate(more)}
+    order: list[Load | PlannedRun] = []
+    for index, load in enumerate(found):
+        order += [before[index], load] if index in before else [load]
     return order
 
 
