@@ -84,6 +84,8 @@ def spec_words(spec: WorkloadSpec) -> list[str]:
         words += ["--metric-percentiles", ",".join(_number(q) for q in spec.percentiles)]
     if spec.use_trace_arrivals:
         words.append("--use-trace-arrivals")
+    elif isinstance(spec.dataset, FileDataset) and spec.request_rate == math.inf:
+        words += ["--request-rate", "inf"]  # without a word a trace is sent at its own times
     if spec.client == "vllm" and spec.ignore_eos and not isinstance(spec.dataset, RandomDataset):
         words.append("--ignore-eos")
     if spec.client == "sglang" and not spec.ignore_eos:
