@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from calibration.evidence import Evidence, check_work, client_run
 from calibration.steps import step_run
 from calibration.told import observed, scenario_of
 from sim.comparison.identity import fact, minor
-from sim.comparison.loads import same_run, scenario_for
+from sim.comparison.loads import named, same_run, scenario_for
 from sim.errors import BadInput
 from sim.jsontext import load_json
 from sim.paths import is_file
@@ -52,7 +51,7 @@ def evidence_files(paths: Sequence[Path], scenario: Scenario | None = None) -> l
                     raise BadInput("--from", name, f"is the same run as {other}; give each run once")
             seen.append((name, result))
             under = loaded(result, name, scenario)
-            run = client_run(_named(result, under), name, under)
+            run = client_run(named(result, under), name, under)
             check_work(run)
             found.append(run)
     for path in step_files:
@@ -89,14 +88,6 @@ def _check_subject(result: BenchResult, name: str, scenario: Scenario) -> None:
     count = fact(result.identity, "gpu_count")
     if count is not None and count != scenario.gpu_count:
         raise BadInput(f"{name} identity.gpu_count", count, f"the scenario has {scenario.gpu_count}")
-
-
-def _named(result: BenchResult, scenario: Scenario) -> BenchResult:
-    """The result with the model's own name, where its client knew only the name that it was served under."""
-    served = next((v for flag, v in scenario.engine.given if flag == "--served-model-name"), None)
-    if served is None or result.identity.get("model") not in served.split():
-        return result
-    return replace(result, identity={**result.identity, "model": scenario.model.name})
 
 
 def is_step_file(path: Path) -> bool:

@@ -316,7 +316,7 @@ def test_a_setting_of_which_something_is_missing_has_no_outcome(
     ((load, _, measured),) = runs([1.0])
     setting_run = object.__new__(SettingRun)  # no engine behind it
     setting_run.setting, setting_run.loads = settings()[0], [load]
-    setattr(setting_run, "_waiting", waiting)  # noqa: B010
+    vars(setting_run)["_waiting"] = waiting
     seen = {
         name: replace(measured, verdict=replace(measured.verdict, status=status))
         for name, status in results.items()
