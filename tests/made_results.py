@@ -80,3 +80,29 @@ def poisson_load(n: int, rate: float, seed: int) -> Floats:
     """Send times of a Poisson process."""
     times: Floats = np.random.default_rng(seed).exponential(1.0 / rate, n).cumsum()
     return times - times[0]
+
+
+SMALL_SCENARIO = """
+serve: vllm serve Qwen/Qwen2.5-7B-Instruct --max-model-len 4096
+bench: vllm bench serve --random-input-len 128 --random-output-len 8 --max-concurrency 2 --num-prompts 20
+gpu: H100
+"""
+
+SUBJECT = {"engine": "vllm", "model": "Qwen/Qwen3-14B", "gpu": "H100-SXM-80GB", "engine_version": "0.28.0"}
+
+
+def noisy(base: float, n: int, seed: int, share: float = 0.1) -> Floats:
+    """Times about `base` that differ by a share."""
+    values: Floats = base * np.random.default_rng(seed).lognormal(0.0, share, n)
+    return values
+
+
+def pair(
+    ttft: float = 1.0, tpot: float = 1.0, n: int = 200, rate: float = 5.0
+) -> tuple[BenchResult, BenchResult]:
+    """A measured open-loop run, and a prediction that is off by these factors."""
+    sent = poisson_load(n, rate, 1)
+    first, gap = noisy(0.1, n, 2), noisy(0.02, n, 3)
+    measured = result_of(records_of(sent, first, gap), rate=rate)
+    predicted = result_of(records_of(sent, first * ttft, gap * tpot), "predicted", rate=rate)
+    return predicted, measured
