@@ -30,6 +30,7 @@ from calibration.live.report import (
     SettingOutcome,
     Steps,
     pooled_noise,
+    preemptions_of,
     report_json,
     report_text,
     step_errors,
@@ -256,6 +257,30 @@ def test_the_report_has_errors_noise_and_counts() -> None:
     assert told["settings"][0]["rows"][0]["verdict"] == "MISSED"
 
 
+def test_step_times_that_lack_are_a_miss_and_are_counted() -> None:
+    whole = outcome([row(0.01)], 0.04)
+    (setting,) = whole.settings
+    lacking = Outcome((setting, replace(setting, steps=None)))
+    assert whole.passed
+    assert not lacking.passed
+    text = report_text(lacking)
+    assert "step times of these loads: none were recorded, bound 5%: MISSED" in text
+    assert "2 of 2 figures within their bounds, and the step times of 1 of 2 settings" in text
+    assert "the step times of 0 of 1 settings" in report_text(outcome([row(0.01)], 0.06))
+
+
+def test_preemptions_that_nobody_counted_are_not_shown_as_none() -> None:
+    ((load, predicted, measured),) = runs([1.0])
+    counted = replace(predicted, server={"num_preemptions": 3})
+    uncounted = [(load, counted, replace(measured, server={"num_preemptions": n})) for n in (None, None)]
+    some = [*uncounted, (load, counted, replace(measured, server={"num_preemptions": 4}))]
+    assert preemptions_of(uncounted) == {"c4": (3.0, None)}
+    assert preemptions_of(some) == {"c4": (3.0, 4.0)}
+    (setting,) = outcome([row(0.01)], 0.04).settings
+    text = report_text(Outcome((replace(setting, preemptions=preemptions_of(uncounted)),)))
+    assert "preemptions per run of c4: 3.0 predicted, unknown measured" in text
+
+
 def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) -> None:
     """The whole way, with a simulated host in the place of the engine: two thirds of the speed believed."""
     (setting, *_) = settings(quick=True)
@@ -282,7 +307,9 @@ def test_a_host_that_behaves_like_the_model_keeps_every_bound(tmp_path: Path) ->
             made = simulate(scenario, step_time=replace(roofline(scenario), efficiencies=truth)).result
             results[point.label] = replace(made, origin="measured", tool="servecast bench", extra={})
     found, _ = run.outcome(results)
-    assert found.passed
+    # No probe timed the steps of this host: that alone is missing.
+    assert not found.passed
+    assert replace(found, steps=Steps(100, 0.04, 10, 0.04, 0.04)).passed
     assert {row.load for row in found.rows} == {
         "c1",
         "c4",

@@ -88,6 +88,11 @@ class Steps:
     steady_mape: float | None = None
     alike_mape: float | None = None
 
+    @property
+    def kept(self) -> bool:
+        """Whether the steps keep to their bound."""
+        return self.mape <= STEP_BOUND
+
 
 @dataclass(frozen=True, slots=True)
 class SettingOutcome:
@@ -100,14 +105,14 @@ class SettingOutcome:
     status: dict[str, str]
     rows: tuple[Row, ...]
     steps: Steps | None
-    preemptions: dict[str, tuple[float, float]]
+    preemptions: dict[str, tuple[float | None, float | None]]
     suspect: tuple[str, ...]
 
     @property
     def passed(self) -> bool:
-        """Whether every bound is kept."""
-        steps = self.steps is None or self.steps.mape <= STEP_BOUND
-        return steps and all(row.verdict != "MISSED" for row in self.rows)
+        """Whether every bound is kept; step times that lack are none: the probe is always asked for."""
+        rows = all(row.verdict != "MISSED" for row in self.rows)
+        return rows and self.steps is not None and self.steps.kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +176,7 @@ def judge_setting(
         dict(fitted.status),
         tuple(rows),
         None if steps is None else step_errors(calibration, steps, spans),
-        _preemptions(pairs),
+        preemptions_of(pairs),
         tuple(_suspects(pairs)),
     )
 
@@ -231,19 +236,21 @@ def _spread_of_alike(steps: StepRun, ratios: Floats) -> float | None:
     return float(np.concatenate([np.abs(group / np.median(group) - 1.0) for group in known]).mean())
 
 
-def _preemptions(pairs: Sequence[Pair]) -> dict[str, tuple[float, float]]:
-    """Mean preemptions per run, (predicted, measured), of the loads where either side had any."""
+def preemptions_of(pairs: Sequence[Pair]) -> dict[str, tuple[float | None, float | None]]:
+    """Mean preemptions per run, (predicted, measured), where either side had any; None: unknown."""
     found = {}
     for label in dict.fromkeys(load.label for load, _, _ in pairs):
-        counts = [
-            (p.server.get("num_preemptions") or 0, m.server.get("num_preemptions") or 0)
-            for load, p, m in pairs
-            if load.label == label
-        ]
-        ours, theirs = (float(np.mean([count[side] for count in counts])) for side in (0, 1))
+        own = [(p, m) for load, p, m in pairs if load.label == label]
+        ours = _mean([p.server.get("num_preemptions") for p, _ in own])
+        theirs = _mean([m.server.get("num_preemptions") for _, m in own])
         if ours or theirs:
             found[label] = (ours, theirs)
     return found
+
+
+def _mean(counts: Sequence[float | int | None]) -> float | None:
+    known = [count for count in counts if count is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _suspects(pairs: Sequence[Pair]) -> list[str]:
@@ -268,16 +275,24 @@ def report_text(outcome: Outcome) -> str:
         lines.append("|---|---:|---:|---|---:|---:|---:|---:|---:|---|")
         lines += [_line(row) for row in setting.rows]
         lines.append("")
-        if setting.steps is not None:
-            lines.append(_steps_line(setting.steps))
+        lines.append(_steps_line(setting.steps))
         for label, (ours, theirs) in setting.preemptions.items():
-            lines.append(f"preemptions per run of {label}: {ours:.1f} predicted, {theirs:.1f} measured")
+            counts = f"{_count(ours)} predicted, {_count(theirs)} measured"
+            lines.append(f"preemptions per run of {label}: {counts}")
         lines += [f"said of the measurement: {text}" for text in setting.suspect]
         lines.append("")
     missed = sum(row.verdict == "MISSED" for s in outcome.settings for row in s.rows)
     bounded = sum(row.bound is not None for s in outcome.settings for row in s.rows)
-    lines.append(f"{bounded - missed} of {bounded} figures within their bounds")
+    kept = sum(s.steps is not None and s.steps.kept for s in outcome.settings)
+    lines.append(
+        f"{bounded - missed} of {bounded} figures within their bounds, and the step times of {kept} of "
+        f"{len(outcome.settings)} settings"
+    )
     return "\n".join(lines)
+
+
+def _count(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1f}"
 
 
 def _line(row: Row) -> str:
@@ -289,13 +304,15 @@ def _line(row: Row) -> str:
     )
 
 
-def _steps_line(steps: Steps) -> str:
+def _steps_line(steps: Steps | None) -> str:
+    if steps is None:
+        return f"step times of these loads: none were recorded, bound {STEP_BOUND:.0%}: MISSED"
     kinds = [
         f"{name} {value:.1%}"
         for name, value in (("with prefill", steps.prefill_mape), ("decode only", steps.decode_mape))
         if value is not None
     ]
-    verdict = "ok" if steps.mape <= STEP_BOUND else "MISSED"
+    verdict = "ok" if steps.kept else "MISSED"
     drift = ""
     if steps.drift is not None and steps.steady_mape is not None:
         low, high = steps.drift

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from sim.cli.outputs import check_outputs
-from sim.comparison.text import format_comparison, percent
+from sim.comparison.text import format_comparison, percent, undecided
 from sim.errors import BadInput, ServecastError
 from sim.provenance import Note
 
@@ -44,7 +44,11 @@ __all__ = ["compare", "format_comparison", "parse_percent"]
 @click.option(
     "--margin", metavar="PERCENT", default="10%", show_default=True, help="Of the equivalence test."
 )
-@click.option("--fail-above", metavar="PERCENT", help="Exit 1 if a deciding figure is off by more, e.g. 5%.")
+@click.option(
+    "--fail-above",
+    metavar="PERCENT",
+    help="Exit 1 if a deciding figure is off by more, e.g. 5%, or none can decide.",
+)
 @click.option(
     "--allow-noise", is_flag=True, help="Do not fail what twice the measured repeat noise explains."
 )
@@ -111,10 +115,17 @@ def compare(
 
         plot_comparison(comparisons, plot)
         click.echo(f"picture: {plot}", err=True)
-    if threshold is None and json_to != "-":
-        click.echo("no gate: --fail-above PERCENT makes the exit status judge the errors", err=True)
-    if threshold is not None and (over := exceeds(comparisons, threshold, allow_noise=allow_noise)):
+    if threshold is None:
+        if json_to != "-":
+            click.echo("no gate: --fail-above PERCENT makes the exit status judge the errors", err=True)
+        return
+    over = exceeds(comparisons, threshold, allow_noise=allow_noise)
+    unknown = undecided(comparisons, threshold, allow_noise=allow_noise)
+    if over:
         click.echo(f"above {percent(threshold)}: {', '.join(over)}", err=True)
+    if unknown:
+        click.echo(f"undecided at {percent(threshold)}: {'; '.join(unknown)}", err=True)
+    if over or unknown:
         raise click.exceptions.Exit(1)
 
 

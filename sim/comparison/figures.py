@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from sim.figures.metrics import latencies, run_duration, select
+from sim.figures.metrics import latencies
 from sim.figures.quantiles import supported
-from sim.figures.regime import sending_clock, steady_window
 from sim.results import BenchResult, Floats, RequestRecords
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
@@ -99,61 +95,3 @@ def same_requests(predicted: RequestRecords, measured: RequestRecords) -> bool:
         np.array_equal(predicted.prompt_len, measured.prompt_len)
         and np.array_equal(predicted.output_len, measured.output_len)
     )
-
-
-def in_window(result: BenchResult, begin: float, end: float) -> BenchResult:
-    """The requests sent within a window of times since the first send, with figures of their own.
-
-    Throughputs count the requests of the window over its length. Intervals keep their width relative to the
-    figure of the whole run.
-    """
-    records = result.records
-    if records is None:
-        return result
-    since = records.sent - np.nanmin(records.sent)
-    kept = select(records, (since >= begin) & (since <= end))
-    ok = np.array([status == "ok" for status in kept.status], dtype=np.bool_)
-    done, length = int(ok.sum()), end - begin
-    tokens_in, tokens_out = int(kept.prompt_len[ok].sum()), int(kept.output_len[ok].sum())
-    figures: dict[str, float | int | None] = {
-        "completed": done,
-        "failed": len(kept) - done,
-        "total_input_tokens": tokens_in,
-        "total_output_tokens": tokens_out,
-        "request_throughput": done / length if length > 0 else None,
-        "output_throughput": tokens_out / length if length > 0 else None,
-        "total_token_throughput": (tokens_in + tokens_out) / length if length > 0 else None,
-    }
-    cut = replace(result, records=kept, aggregates=figures, duration=run_duration(kept), series=None)
-    told = result.extra.get("intervals")
-    if not isinstance(told, Mapping) or not isinstance(told.get("figures"), Mapping):
-        return cut
-    moved = {
-        key: _moved(bounds, figure(result, key), figure(cut, key)) for key, bounds in told["figures"].items()
-    }
-    return replace(cut, extra={**result.extra, "intervals": {**told, "figures": moved}})
-
-
-def _moved(bounds: Any, whole: float | None, part: float | None) -> list[float] | None:
-    """An interval about another figure, as wide relative to it; None where either is unknown."""
-    if (
-        not isinstance(bounds, list | tuple)
-        or len(bounds) != 2
-        or None in bounds
-        or not whole
-        or part is None
-    ):
-        return None
-    return [float(bound) * part / whole for bound in bounds]
-
-
-def common_window(predicted: BenchResult, measured: BenchResult) -> tuple[float, float] | None:
-    """When neither run is filling up or draining, in seconds since its first send; None: no telling."""
-    bounds = []
-    for result in (predicted, measured):
-        if result.records is None or (window := steady_window(result.records)) is None:
-            return None
-        start = float(np.nanmin(sending_clock(result.records)))
-        bounds.append((window[0] - start, window[1] - start))
-    begin, end = max(low for low, _ in bounds), min(high for _, high in bounds)
-    return (begin, end) if end > begin else None

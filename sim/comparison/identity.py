@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from sim.comparison.facts import fact, followed_times, load_of, pace_of, same_rate, tells_load, tells_pace
+from sim.secrets import SECRET_NAME
+
+__all__ = [
+    "Difference",
+    "differences",
+    "fact",
+    "followed_times",
+    "load_of",
+    "minor",
+    "setup_differences",
+]
 
 # Facts that must agree; a side that does not tell one is not held to it.
 SUBJECT = ("engine", "engine_version", "model_sha", "model", "gpu", "gpu_sha", "gpu_count", "image_digest")
 LOAD = ("request_rate", "max_concurrency", "burstiness")
-_TIMED = ("use_trace_arrivals", "ramp_up", "ramp_up_strategy")
 MANY = 8  # values of a list that is told in full
+# Flags that change nothing of what is measured: where the server listens, what it is called, what it logs.
+_INERT = frozenset(("host", "port", "served_model_name", "uvicorn_log_level", "log_level"))
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -44,12 +58,15 @@ def differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> tu
     Versions that differ in the third place rarely change a scheduler, and a name that a server was told to
     serve a model under need not be the model's: those are not fatal.
     """
-    found = [*_flag_differences(predicted, measured)]
+    found = setup_differences(predicted, measured)
+    both_tell = tells_load(predicted) and tells_load(measured)
     for key in (*SUBJECT, *LOAD):
         ours, theirs = fact(predicted, key), fact(measured, key)
-        if key == "max_concurrency" and _tells_load(predicted) and _tells_load(measured):
+        if key == "max_concurrency" and both_tell:
             ours, theirs = ours or "unlimited", theirs or "unlimited"
         if ours is None or theirs is None or _same(key, ours, theirs):
+            continue
+        if key == "request_rate" and same_rate(ours, theirs, predicted, measured):
             continue
         fatal = True
         if key == "engine_version":
@@ -57,84 +74,90 @@ def differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> tu
         elif key == "model":
             fatal = "served_model" in measured or _HUB_NAME.fullmatch(str(theirs)) is not None
         found.append(Difference(key, str(ours), str(theirs), fatal))
+    # The prediction of a recorded run has its very times, whatever made them.
+    if tells_pace(predicted) and tells_pace(measured) and not _replays(predicted):
+        ours, theirs = pace_of(predicted), pace_of(measured)
+        if not ours.agrees(theirs):
+            found.append(Difference("arrivals", str(ours), str(theirs), True))
     return tuple(found)
 
 
-def _flag_differences(predicted: Mapping[str, Any], measured: Mapping[str, Any]) -> list[Difference]:
-    """Engine flags that the measured engine was started with, and the prediction has otherwise; a warning."""
-    args, flags = predicted.get("engine_args"), measured.get("flags")
-    theirs = measured.get("engine_args")
-    if not isinstance(args, Mapping):
-        return []
-    found = []
-    if isinstance(theirs, Mapping):
-        known = [name for name in args if args[name] is not None and theirs.get(name) is not None]
-        pairs = [(name, args[name], theirs[name]) for name in known]
-        return [Difference(n, str(a), str(b), False) for n, a, b in pairs if not _same_value(a, b)]
-    if not isinstance(flags, list | tuple):
-        return []
-    for flag, value in flags:
-        positive = str(flag).lstrip("-").replace("-", "_")
-        name, told = positive, value
-        if value is None:
-            name = positive.removeprefix("no_") if positive.removeprefix("no_") in args else positive
-            told = name == positive
-        if name in args and args[name] is not None and not _same_value(args[name], told):
-            found.append(Difference(name, str(args[name]), str(told), False))
+def setup_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Difference]:
+    """What two engines were started with otherwise: resolved arguments, flags, environment variables.
+
+    A prediction tells every argument as resolved, a bench run the flags that it was given: between the two,
+    those flags are compared; between two bench runs, a flag that only one was given is a difference as well.
+    """
+    found = [
+        Difference(name, _told(one), _told(other), False)
+        for name, one, other in _arguments(ours, theirs)
+        if not _same_value(one, other)
+    ]
+    before, after = ours.get("env"), theirs.get("env")
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in sorted({*before, *after}):
+            one, other = before.get(name), after.get(name)
+            if one != other and not SECRET_NAME.search(name):  # which token was used changes no timing
+                found.append(Difference(f"env {name}", _told(one), _told(other), False))
     return found
 
 
+def _arguments(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """(name, our value, their value) of every argument that both sides tell; None is not given."""
+    resolved = [side.get("engine_args") for side in (ours, theirs)]
+    flags = [side.get("flags") for side in (ours, theirs)]
+    known = [args if isinstance(args, Mapping) else None for args in resolved]
+    given = [pairs if isinstance(pairs, list | tuple) else None for pairs in flags]
+    first, second = known
+    if first is not None and second is not None:
+        names = [name for name in first if first[name] is not None and second.get(name) is not None]
+        return [(name, first[name], second[name]) for name in names]
+    if first is not None and given[1] is not None:
+        told = _given(given[1], first)
+        names = [name for name in told if first.get(name) is not None]
+        return [(name, first[name], told[name]) for name in names]
+    if second is not None and given[0] is not None:
+        told = _given(given[0], second)
+        return [(name, told[name], second[name]) for name in told if second.get(name) is not None]
+    if given[0] is not None and given[1] is not None:
+        one, other = _given(given[0]), _given(given[1])
+        names = [name for name in dict.fromkeys((*one, *other)) if name not in _INERT]
+        return [(name, one.get(name), other.get(name)) for name in names]
+    return []
+
+
+def _given(flags: Sequence[Any], args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Flags as arguments, a bare one as True and its `--no-` form as False.
+
+    `args` tells which arguments there are, as a flag's own name may begin with `no`.
+    """
+    found: dict[str, Any] = {}
+    for flag, value in flags:
+        name = str(flag).lstrip("-").replace("-", "_")
+        bare = name.removeprefix("no_")
+        if value is None and (args is None or bare in args):
+            found[bare] = bare == name
+        else:
+            found[name] = True if value is None else value
+    return found
+
+
+def _told(value: Any) -> str:
+    return "not given" if value is None else str(value)
+
+
+def _replays(identity: Mapping[str, Any]) -> bool:
+    dataset = fact(identity, "dataset")
+    return isinstance(dataset, Mapping) and dataset.get("kind") == "vllm-result"
+
+
 def _same_value(ours: Any, theirs: Any) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
     try:
         return math.isclose(float(ours), float(theirs), rel_tol=1e-6)
     except (TypeError, ValueError):
         return _plain(ours) == _plain(theirs)
-
-
-def fact(identity: Mapping[str, Any], key: str) -> Any:
-    """A fact of an identity or of the workload within it; rates are floats, None is unknown or none."""
-    workload = identity.get("workload")
-    value = identity.get(key)
-    if value is None and isinstance(workload, Mapping):
-        value = workload.get(key)
-    if key == "engine" and value is None:
-        backend = str(identity.get("backend", ""))
-        value = next((name for name in ("vllm", "sglang") if backend.startswith(name)), None)
-    if key == "request_rate" and value is not None:
-        return _rate(value, workload if isinstance(workload, Mapping) else {})
-    return value
-
-
-def load_of(identity: Mapping[str, Any]) -> tuple[float | None, int | None]:
-    """(request rate, concurrency cap) of a run: what tells its loads apart; None is unknown or none.
-
-    A client that tells its cap and no rate has none: reports leave out a rate without bound.
-    """
-    rate, cap = fact(identity, "request_rate"), fact(identity, "max_concurrency")
-    if rate is None and cap is not None and not followed_times(identity):
-        rate = math.inf
-    return rate, None if cap is None else int(cap)
-
-
-def followed_times(identity: Mapping[str, Any]) -> bool:
-    """Whether a run says that it sent at a trace's times, or by a ramp."""
-    workload = identity.get("workload")
-    blocks = (identity, workload if isinstance(workload, Mapping) else {})
-    return any(block.get(key) for block in blocks for key in _TIMED)
-
-
-def _tells_load(identity: Mapping[str, Any]) -> bool:
-    return load_of(identity) != (None, None)
-
-
-def _rate(value: Any, workload: Mapping[str, Any]) -> float | None:
-    # Arrivals from a trace or a ramp have no one rate.
-    if workload.get("use_trace_arrivals") or workload.get("ramp_up"):
-        return None
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return None
 
 
 def _same(key: str, ours: Any, theirs: Any) -> bool:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from sim.comparison.compare import work_differences
-from sim.comparison.identity import differences, fact, followed_times, load_of
+from sim.comparison.facts import fact, followed_times, load_of, pace_of, same_load, same_rate
+from sim.comparison.identity import differences, setup_differences
+from sim.comparison.work import work_differences
 from sim.errors import BadInput, NotComparable
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords
+from sim.results_io.writing import PEAK_KEYS
 from sim.scenario import Scenario
 from sim.workload.generate import generate
 from sim.workload.spec import FileDataset, WorkloadSpec
@@ -21,6 +24,7 @@ from sim.workload.spec import FileDataset, WorkloadSpec
 REPLAY = "--replay"
 ROUNDED = 0.006  # a report prints two digits behind the point
 FIGURES = 2  # so many at least tell a run by its figures
+_MAY_BE_NONE = ("max_concurrency", "ramp_up")  # of a load: none is a fact, and nothing unknown
 CAPPED = (
     "the client's cap held requests back, so that their times follow from the answers: they are sent by "
     "rate and cap, not at the recorded times"
@@ -51,8 +55,10 @@ def grouped(runs: Sequence[tuple[str, BenchResult]]) -> list[list[tuple[str, Ben
 
 
 def _is_repeat(first: BenchResult, run: BenchResult) -> bool:
-    """Whether two measured runs are of one load on one engine, model and GPU, as far as they say."""
-    if load_of(first.identity) != load_of(run.identity) or work_differences(first, run):
+    """Whether two runs are of one load on one engine, flags included, model and GPU, as far as they say."""
+    if first.origin != run.origin or not same_load(first.identity, run.identity):
+        return False
+    if work_differences(first, run) or setup_differences(first.identity, run.identity):
         return False
     return not any(difference.fatal for difference in differences(first.identity, run.identity))
 
@@ -64,10 +70,13 @@ def _check_new(name: str, run: BenchResult, group: Sequence[tuple[str, BenchResu
 
 
 def same_run(one: BenchResult, other: BenchResult) -> bool:
-    """Whether two results are of one run: all moments agree, or all figures but for what a report rounds."""
+    """Whether two results are of one run: all moments agree, or all figures but for what a report rounds.
+
+    Peaks are left out: clients count them otherwise than we do from the requests.
+    """
     if one.records is not None and other.records is not None:
         return one.aggregates == other.aggregates and _sent(one) == _sent(other)
-    shared = [key for key in one.aggregates if other.aggregates.get(key) is not None]
+    shared = [key for key in one.aggregates if other.aggregates.get(key) is not None and key not in PEAK_KEYS]
     pairs = [(one.aggregates[key], other.aggregates[key]) for key in shared]
     known = [(float(a), float(b)) for a, b in pairs if a is not None and b is not None]
     return len(known) >= FIGURES and all(abs(a - b) <= ROUNDED for a, b in known)
@@ -78,10 +87,12 @@ def _sent(run: BenchResult) -> bytes | None:
 
 
 def load_name(result: BenchResult) -> str:
-    """A load in a few words, e.g. "4 requests/s" or "concurrency 16"."""
+    """A load in a few words: "4 requests/s", "concurrency 16", "linear ramp from 1 to 9 requests/s"."""
     rate, cap = load_of(result.identity)
     words = []
-    if rate is not None and math.isfinite(rate):
+    if followed_times(result.identity):
+        words.append(str(pace_of(result.identity)))
+    elif rate is not None and math.isfinite(rate):
         words.append(f"{rate:g} requests/s")
     if cap is not None:
         words.append(f"concurrency {cap}")
@@ -96,8 +107,7 @@ def matching(predictions: Sequence[BenchResult], measured: BenchResult) -> Bench
     """
     if len(predictions) == 1:
         return predictions[0]
-    wanted = load_of(measured.identity)
-    found = [p for p in predictions if load_of(p.identity) == wanted]
+    found = [p for p in predictions if same_load(p.identity, measured.identity)]
     if len(found) > 1:
         found = [p for p in found if not work_differences(p, measured)]
     if len(found) != 1:
@@ -116,20 +126,13 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
         BadInput: a replay of a file without per-request records.
     """
     spec = scenario.workload
-    rate, cap = load_of(measured.identity)
     changes = {
-        "request_rate": rate,
-        "max_concurrency": cap,
+        **_arrivals(spec, measured.identity),
         "burstiness": fact(measured.identity, "burstiness"),
         "num_prompts": fact(measured.identity, "num_prompts") or sent_requests(measured),
         "seed": fact(measured.identity, "seed"),
     }
-    known = {key: value for key, value in changes.items() if value is not None}
-    followed = followed_times(measured.identity)
-    if rate is not None or followed:
-        known["max_concurrency"] = cap
-    if rate is not None and math.isfinite(rate) and not followed:
-        known |= {"use_trace_arrivals": False, "ramp_up": None}
+    known = {key: value for key, value in changes.items() if value is not None or key in _MAY_BE_NONE}
     if isinstance(known.get("seed"), str):
         del known["seed"]
     if measured.tool == "servecast bench":
@@ -146,6 +149,28 @@ def scenario_for(scenario: Scenario, measured: BenchResult, path: Path | None = 
             notes = (*notes, Note("warning", REPLAY, CAPPED))
     seed = spec.seed if "seed" in known else scenario.seed
     return replace(scenario, workload=spec, seed=seed, notes=notes)
+
+
+def _arrivals(spec: WorkloadSpec, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run says of its times of sending, as changes of a load's description."""
+    rate, cap = load_of(identity)
+    pace = pace_of(identity)
+    if pace.ramp is not None:
+        ramp = {"request_rate": math.inf, "ramp_up": pace.ramp, "use_trace_arrivals": False}
+        return {**ramp, "max_concurrency": cap}
+    if pace.trace:
+        timed = {"use_trace_arrivals": True, "ramp_up": None, "max_concurrency": cap}
+        return timed if pace.scale is None else {**timed, "rate_scale": pace.scale}
+    if rate is None:
+        return {} if cap is None else {"max_concurrency": cap}
+    changes: dict[str, Any] = {"request_rate": rate, "max_concurrency": cap}
+    if same_rate(spec.request_rate, rate, identity):
+        changes["request_rate"] = spec.request_rate  # a printed rate has fewer digits
+    if fact(identity, "request_rate") is not None:  # a cap without a rate does not say that there was no ramp
+        changes["ramp_up"] = None
+    if pace.trace is False:
+        changes["use_trace_arrivals"] = False
+    return changes
 
 
 def named(result: BenchResult, scenario: Scenario) -> BenchResult:
@@ -180,8 +205,9 @@ def _has_schedule(measured: BenchResult, spec: WorkloadSpec) -> bool:
 
 def _shares_prompts(spec: WorkloadSpec) -> bool:
     """Whether requests of a load begin alike, which a result file does not tell."""
+    anytime = replace(spec, request_rate=math.inf, use_trace_arrivals=False, ramp_up=None)
     try:
-        prompts = [request.prompt for request in generate(spec)]
+        prompts = [request.prompt for request in generate(anytime)]
     except BadInput:  # a load that the scenario leaves open
         return False
     names = [name for prompt in prompts for name, _ in prompt]
@@ -196,11 +222,12 @@ def _replayed(spec: WorkloadSpec, measured: BenchResult, path: Path, had_schedul
     # Whoever waits for answers has no schedule: the cap sends its requests again.
     held = spec.max_concurrency is not None and _most_in_flight(records) >= spec.max_concurrency
     timed = len(sent) > 1 and not held and float(sent.max() - sent.min()) > 0.0
+    follows = timed and had_schedule
     return replace(
         spec,
         dataset=FileDataset("vllm-result", str(path)),
         num_prompts=len(records),
-        use_trace_arrivals=timed and had_schedule,
+        use_trace_arrivals=follows,
         rate_scale=1.0,
-        ramp_up=None,
+        ramp_up=None if follows else spec.ramp_up,
     )

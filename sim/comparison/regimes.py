@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from sim.comparison.facts import fact, load_of
 from sim.comparison.figures import THROUGHPUTS, split_key
-from sim.comparison.identity import fact, load_of
 from sim.figures.regime import TURNED_OVER, Regime, comparability, regime
 from sim.results import BenchResult
 from sim.workload.spec import WorkloadSpec
@@ -28,6 +28,8 @@ _SAYS: dict[str, str] = {
     "closed loop": "the client waits for answers, so load cannot outrun the server",
     "unknown": "whether the server kept up cannot be told",
 }
+# Repeats of one load that were judged differently are compared by the verdict that lets the least pass.
+_STRICTEST = ("regime mismatch", "near saturation", "overloaded", "unknown", "closed loop", "comparable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,15 @@ class Regimes:
         if not self.capacity_predicted or not self.capacity_measured:
             return None
         return self.capacity_predicted / self.capacity_measured - 1.0
+
+    @property
+    def blind(self) -> bool:
+        """Whether the figures that decide would agree whatever the prediction's error.
+
+        Two sides that keep up both serve what is offered; near saturation nothing else decides unless both
+        capacities are known.
+        """
+        return self.verdict == "near saturation" and self.capacity_error is None
 
     def scores(self, key: str) -> bool:
         """Whether a figure decides in this regime."""
@@ -95,6 +106,17 @@ def judge(
     return Regimes(verdict, ours.state, theirs.state, rate, caps[0], caps[1], bound, _SAYS[verdict])
 
 
+def strictest(found: Sequence[Regimes]) -> Regimes:
+    """Of the repeats' regimes the one that lets the least pass, in whatever order they come."""
+
+    def rank(regimes: Regimes) -> tuple[int, bool, bool, float, float]:
+        error = abs(regimes.capacity_error or 0.0)
+        at = _STRICTEST.index(regimes.verdict)
+        return at, not regimes.blind, not regimes.bound, -error, regimes.rate or 0.0
+
+    return min(found, key=rank)
+
+
 def state_of(result: BenchResult) -> Regime:
     """The regime of one side: by its records, else by what it served of what was offered."""
     records = result.records
@@ -102,8 +124,8 @@ def state_of(result: BenchResult) -> Regime:
         return regime(records, None, _spec(result.identity))
     rate, cap = load_of(result.identity)
     if rate is None or math.isinf(rate):
-        closed = cap is not None or rate is not None
-        return Regime("closed-loop" if closed else "unknown")
+        # Of a ramp or a trace no one rate tells whether the server kept up.
+        return Regime("unknown" if rate is None else "closed-loop")
     found = regime_of_figures(rate, result.aggregates)
     return (
         Regime("capped", rate, found.served_rate) if found.state == "saturated" and cap is not None else found
@@ -169,14 +191,12 @@ def _as_verdict(word: str) -> Verdict:
     raise ValueError(word)
 
 
-def _spec(identity: Any) -> WorkloadSpec:
+def _spec(identity: Mapping[str, Any]) -> WorkloadSpec:
     """As much of the load's description as the regime depends on."""
     rate, cap = load_of(identity)
-    workload = identity.get("workload")
-    workload = workload if isinstance(workload, dict) else {}
     return WorkloadSpec(
+        # A ramp, a trace, or nobody knows: the schedule is that of the records.
         request_rate=1.0 if rate is None else rate,
         max_concurrency=cap,
-        use_trace_arrivals=bool(workload.get("use_trace_arrivals")),
         burstiness=float(fact(identity, "burstiness") or 1.0),
     )

@@ -30,10 +30,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The mean latency in parts. `how` says by what the parts were told apart."""
+    """The mean latency in parts.
+
+    Attributes:
+        how: by what the parts were told apart.
+        from_schedule: whether the latency counts from the schedule, the wait in the client included; else it
+            counts from sending.
+    """
 
     parts: tuple[Part, ...]
     how: str
+    from_schedule: bool = False
 
     @property
     def largest(self) -> Part | None:
@@ -42,11 +49,12 @@ class Sources:
 
 
 def error_sources(predicted: BenchResult, measured: BenchResult) -> Sources | None:
-    """Split the difference of the mean latency from schedule; None where not even TTFT and E2E are known.
+    """Split the difference of the mean latency into parts; None where not even TTFT and E2E are known.
 
     With parts of TTFT on both sides (simulator and probe), by those. With records, queue and prefill are told
     apart by the requests that were sent while no other waited for its first token: their TTFT has no queue
-    in it. From aggregates only TTFT and decode can be told.
+    in it. From aggregates only TTFT and decode can be told. The wait in the client is a part where both sides
+    know their schedule.
     """
     if predicted.records is None or measured.records is None:
         return _from_aggregates(predicted, measured)
@@ -58,8 +66,11 @@ def error_sources(predicted: BenchResult, measured: BenchResult) -> Sources | No
         how = "requests that found nobody waiting"
     if named is None:
         return _from_aggregates(predicted, measured)
-    pairs = {"client": (_delay(ours), _delay(theirs)), **named, "decode": (_decode(ours), _decode(theirs))}
-    return _assemble(pairs, how)
+    pairs = {**named, "decode": (_decode(ours), _decode(theirs))}
+    waits = _delay(ours), _delay(theirs)
+    if waits[0] is None or waits[1] is None:
+        return _assemble(pairs, how)
+    return _assemble({"client": (waits[0], waits[1]), **pairs}, how, from_schedule=True)
 
 
 def cancellation(predicted: BenchResult, measured: BenchResult) -> str | None:
@@ -121,12 +132,12 @@ def _from_aggregates(predicted: BenchResult, measured: BenchResult) -> Sources |
     return _assemble({"TTFT": means["ttft"], "decode": (decode[0], decode[1])}, "mean TTFT and E2E")
 
 
-def _assemble(pairs: dict[str, tuple[float, float]], how: str) -> Sources | None:
+def _assemble(pairs: dict[str, tuple[float, float]], how: str, from_schedule: bool = False) -> Sources | None:
     whole = sum(theirs for _, theirs in pairs.values())
     if whole <= 0:
         return None
     parts = (Part(name, p, m, (p - m) / whole) for name, (p, m) in pairs.items() if p or m)
-    return Sources(tuple(parts), how)
+    return Sources(tuple(parts), how, from_schedule)
 
 
 def _known_parts(ours: RequestRecords, theirs: RequestRecords) -> dict[str, tuple[float, float]] | None:
@@ -170,14 +181,16 @@ def _alone(records: RequestRecords) -> np.ndarray[tuple[int], np.dtype[np.bool_]
     return known & (waiting <= 1)
 
 
-def _delay(records: RequestRecords) -> float:
-    """Mean time that requests waited in the client [ms]; a load that is sent at once has no schedule."""
+def _delay(records: RequestRecords) -> float | None:
+    """Mean time that requests waited in the client [ms]; None where it is not known of each of them.
+
+    A load that is sent at once, or as answers come, has no schedule.
+    """
     scheduled = records.scheduled[~np.isnan(records.scheduled)]
     if not len(scheduled) or scheduled.max() <= scheduled.min():
-        return 0.0
+        return None
     delay = latencies(records).delay
-    known = delay[~np.isnan(delay)]
-    return float(known.mean()) * 1e3 if len(known) == len(delay) and len(delay) else 0.0
+    return float(delay.mean()) * 1e3 if len(delay) and not bool(np.isnan(delay).any()) else None
 
 
 def _decode(records: RequestRecords) -> float:

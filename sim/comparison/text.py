@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from sim.comparison.compare import MARGIN, Comparison, MetricRow
+from sim.comparison.compare import MARGIN, NOTHING_DECIDES, Comparison, MetricRow
 from sim.comparison.loads import load_name
 
 _JUDGED = {"FAIL": "outside", "PASS": "within", "UNDECIDED": "perhaps within"}
@@ -65,8 +66,7 @@ def format_comparison(
     if any(row.noise is not None and not row.noise.repeats for row in comparison.rows):
         lines.append("  * assumed from an H100's repeats; give several runs of this load to measure it")
     lines.append(f"  load: {regimes.verdict}: {regimes.text}")
-    lines += _tests(comparison)
-    lines += _sources(comparison)
+    lines += _of_first(comparison)
     worst, limit = comparison.worst_row(allow_noise=allow_noise), MARGIN if threshold is None else threshold
     if worst is not None:
         verdict = comparison.verdict(limit, allow_noise=allow_noise)
@@ -82,7 +82,8 @@ def format_comparison(
         least = "at least " if comparison.is_bound(worst) else ""
         lines.append(f"  worst: {worst.key} {least}{worst.error:+.1%}{inside}: {judged}")
     else:
-        lines.append("  worst: no figure decides")
+        judged = "" if threshold is None else f": UNDECIDED at {percent(limit)}"
+        lines.append(f"  worst: {NOTHING_DECIDES}{judged}")
     lines += [f"  {note.kind}: {note.text}" for note in comparison.notes]
     return "\n".join(lines)
 
@@ -105,7 +106,26 @@ def _sources(comparison: Comparison) -> list[str]:
         return []
     parts = ", ".join(f"{part.name} {part.share:+.1%}" for part in sources.parts)
     what = "difference" if comparison.measured.origin == "predicted" else "error"
-    return [f"  {what} of the mean latency by part: {parts} (by {sources.how})"]
+    since = " from schedule" if sources.from_schedule else ""
+    return [f"  {what} of the mean latency{since} by part: {parts} (by {sources.how})"]
+
+
+def _of_first(comparison: Comparison) -> list[str]:
+    """Distributions and parts, which are of one run: the first, if there are several."""
+    lines = [*_tests(comparison), *_sources(comparison)]
+    if not lines or comparison.runs == 1:
+        return lines
+    named = f" ({comparison.name})" if comparison.name else ""
+    return [f"  of the first of the {comparison.runs} runs{named}:", *lines]
+
+
+def undecided(comparisons: Sequence[Comparison], threshold: float, *, allow_noise: bool = False) -> list[str]:
+    """The loads that neither pass `threshold` nor are off by more, and why nothing can tell."""
+    return [
+        f"{load_name(comparison.measured)}: {comparison.doubt}"
+        for comparison in comparisons
+        if comparison.doubt and comparison.verdict(threshold, allow_noise=allow_noise) == "UNDECIDED"
+    ]
 
 
 def comparison_json(
@@ -117,10 +137,12 @@ def comparison_json(
     return {
         "load": load_name(comparison.measured),
         "runs": comparison.runs,
+        "first_run": comparison.name or None,
         "verdict": comparison.verdict(limit, allow_noise=allow_noise),
         "threshold": limit,
         "gate": threshold is not None,
         "allow_noise": allow_noise,
+        "doubt": comparison.doubt or None,
         "worst": None if worst is None else worst.key,
         "rows": [_row(row) for row in comparison.rows],
         "regimes": {**asdict(comparison.regimes), "capacity_error": comparison.regimes.capacity_error},

@@ -23,7 +23,7 @@ _RATES = {
     "tokens_per_second": "total_token_throughput",
 }
 _NOTE = Note(
-    "info",
+    "warning",
     "tpot",
     "GuideLLM's inter-token latency is a mean per request, so it is read as TPOT (it weights requests by "
     "their tokens); its own time_per_output_token counts the first token in and is left out",

@@ -10,7 +10,7 @@ from sim.errors import BadInput
 from sim.provenance import Note
 from sim.results import BenchResult, RequestRecords, ServerSeries, Verdict
 from sim.results_io.consistency import check_records
-from sim.results_io.fields import check_figures, check_lists, required, section
+from sim.results_io.fields import check_figures, check_lists, number, required, section
 from sim.results_io.writing import (
     FLOAT_COLUMNS,
     FORMAT,
@@ -43,6 +43,7 @@ def read_own(document: dict[str, Any], where: str) -> BenchResult:
         columns = ours.get("records")
         series = ours.get("series")
         check_lists(document, LIST_KEYS, where)
+        _check_intervals(section(ours, "extra", where), where)
         tool = str(ours["tool"])
         duration = float(required(ours, "duration", where))
         records = None if columns is None else _records(columns, document["itls"])
@@ -65,6 +66,25 @@ def read_own(document: dict[str, Any], where: str) -> BenchResult:
         raise BadInput(where, None, f"lacks the field {error.args[0]}") from None
     except (TypeError, ValueError, AttributeError) as error:
         raise BadInput(where, None, f"is damaged: {error}") from None
+
+
+def _check_intervals(extra: dict[str, Any], where: str) -> None:
+    """Refuse intervals that are none: of each figure null, or [low, high] with null for an unknown end."""
+    where = f"{where}.extra.intervals"
+    told = extra.get("intervals")
+    if told is None:
+        return
+    if not isinstance(told, dict) or not isinstance(told.get("figures"), dict):
+        raise BadInput(where, None, "must be an object with the object figures")
+    for key, ends in told["figures"].items():
+        if ends is None:
+            continue
+        place = f"{where}.figures.{key}"
+        if not isinstance(ends, list) or len(ends) != 2:
+            raise BadInput(place, None, "must be [low, high]")
+        low, high = (number({"end": end}, "end", place) for end in ends)
+        if low is not None and high is not None and low > high:
+            raise BadInput(place, f"{low:g} to {high:g}", "the low end must not lie above the high one")
 
 
 def _verdict(value: dict[str, Any]) -> Verdict:

@@ -1,4 +1,4 @@
-"""The report that `vllm bench serve` or `sglang.bench_serving` prints, pasted into a text file."""
+"""The report that `vllm bench serve`, `sglang.bench_serving` or servecast prints, pasted into a text file."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import math
 import re
 from typing import Any
 
+from sim.comparison.facts import RAMP, RATE_WITHIN, same_rate
 from sim.errors import BadInput
 from sim.figures.metrics import Figures, success_verdict
 from sim.results import BenchResult
 from sim.results_io.fields import TO_MS, check_figures
+from sim.results_io.printed_head import read_head, worse
 from sim.results_io.said import with_trace
 
 HEADER = re.compile(r"=+ *Serving Benchmark Result *=+")
 # One figure: a label with perhaps a unit in brackets, a colon, one value. What stands in front is a
-# log's, what follows in a column of its own an interval of a prediction.
+# log's, what follows in a column of its own ours: an interval, a sample, kinds of failures, a share.
 _LINE = re.compile(
     r"(?P<label>[A-Z][A-Za-z0-9. -]*?)\s*(?:\((?P<unit>[^)]*)\))?\s*:\s+(?P<value>\S+)"
-    r"(?:\s+(?:90%|n = ).*)?\s*$"
+    r"(?:\s+(?:90%|n = |\d+ [a-z]|[\d.]+% of ).*)?\s*$"
 )
-_PREDICTED = re.compile(r"^predicted: ", re.MULTILINE)
+_CLOSING = re.compile(r"^.{0,20}={50}\s*$", re.MULTILINE)
+_COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _LATENCY = re.compile(r"(mean|median|std|p\d+(?:\.\d+)?) (ttft|tpot|itl|e2el|e2e latency|e2e)")
 _ARGUMENT = re.compile(r"\b(\w+)=('[^']*'|[\w.+-]+)")
 _METRICS = {"e2e latency": "e2el", "e2e": "e2el"}
 
+UNKNOWN = "unknown"  # as we print what nobody knows
+ROUNDED_RATE = "request rate configured"  # printed with two digits
 COUNTS = {
     "successful requests": "completed",
     "failed requests": "failed",
@@ -47,7 +52,16 @@ SETTINGS = {
     "burstiness factor": "burstiness",
     "backend": "backend",
 }
-ARGUMENTS = ("model", "dataset_name", "seed", "num_prompts", "request_rate", "max_concurrency", "burstiness")
+ARGUMENTS = (
+    "model",
+    "dataset_name",
+    "seed",
+    "num_prompts",
+    "request_rate",
+    "max_concurrency",
+    "burstiness",
+    *RAMP,
+)
 
 
 def looks_printed(text: str) -> bool:
@@ -61,15 +75,19 @@ def read_printed(text: str, where: str) -> list[BenchResult]:
     Raises:
         BadInput: naming file, line and figure; a report without its essential lines is called truncated.
     """
-    starts = [m.start() for m in HEADER.finditer(text)] or [0]
+    text = _COLOUR.sub("", text)
+    headers = [match.start() for match in HEADER.finditer(text)]
+    starts = headers or [0]
     ends = [*starts[1:], len(text)]
     results = []
     before = 0
     for start, end in zip(starts, ends, strict=True):
         line = text.count("\n", 0, start) + 1
-        results.append(_one(text[before:start], text[start:end], where, line))
-        closing = re.search(r"^.{0,20}={50}\s*$", text[start:end][60:], re.MULTILINE)
-        before = start + 60 + closing.end() if closing else end
+        closing = _CLOSING.search(text[start:end], 60) if headers else None
+        stop = start + closing.end() if closing else end
+        # What follows the closing line may be the next run's settings.
+        results.append(_one(text[before:start], text[start:stop], where, line))
+        before = stop
     return results
 
 
@@ -79,7 +97,7 @@ def _one(preamble: str, body: str, where: str, first_line: int) -> BenchResult:
     for line in preamble.splitlines():
         match = _LINE.search(line.split(" (Poisson")[0])
         if match and match["label"].lower() in SETTINGS:
-            identity[SETTINGS[match["label"].lower()]] = _setting(match["value"])
+            _set(match, identity)
     for offset, line in enumerate(body.splitlines()):
         match = _LINE.search(line)
         if match:
@@ -92,20 +110,27 @@ def _one(preamble: str, body: str, where: str, first_line: int) -> BenchResult:
     check_figures(figures, where)
     sglang = "backend" in identity or "End-to-End Latency" in body
     tool = "sglang.bench_serving" if sglang else "vllm bench serve"
-    predicted = _PREDICTED.search(preamble) is not None
+    verdict = success_verdict(figures)
+    head = read_head(preamble)
+    if head is not None:
+        tool = "servecast predict" if head.origin == "predicted" else "servecast bench"
+        identity = {**head.identity, **identity}
+        verdict = worse(verdict, head.verdict)
     return BenchResult(
-        origin="predicted" if predicted else "measured",
-        tool="servecast predict" if predicted else tool,
+        origin="measured" if head is None else head.origin,
+        tool=tool,
         identity=with_trace(identity),
         duration=float(figures["duration"] or 0.0),
         aggregates=figures,
-        verdict=success_verdict(figures),
+        verdict=verdict,
         extra={"format": "printed report"},
     )
 
 
 def _take(match: re.Match[str], figures: Figures, identity: dict[str, Any], where: str) -> None:
     label, unit = match["label"].lower(), (match["unit"] or "").lower()
+    if match["value"] == UNKNOWN:
+        return
     latency = _LATENCY.fullmatch(label)
     if latency:
         if unit not in TO_MS:
@@ -121,7 +146,25 @@ def _take(match: re.Match[str], figures: Figures, identity: dict[str, Any], wher
     elif label in RATES:
         figures[RATES[label]] = _number(match["value"], match["label"], where)
     elif label in SETTINGS:
-        identity[SETTINGS[label]] = _setting(match["value"])
+        _set(match, identity)
+
+
+def _set(match: re.Match[str], identity: dict[str, Any]) -> None:
+    """Take a setting over; a rate that the report rounds gives way to one that is told in full."""
+    label, value = match["label"].lower(), _setting(match["value"])
+    key, decimals = SETTINGS[label], match["value"].partition(".")[2]
+    if label != ROUNDED_RATE or not isinstance(value, float) or not decimals.isdigit():
+        identity[key] = value
+        return
+    within = {RATE_WITHIN: 0.5 * 10.0 ** -len(decimals)}
+    told = identity.get(key)
+    if isinstance(told, int | float) and same_rate(told, value, within):
+        return
+    identity.update(within)
+    if value:
+        identity[key] = value
+    else:  # less than a digit shows; nobody knows how much
+        identity.pop(key, None)
 
 
 def _number(text: str, label: str, where: str) -> float:

@@ -1,4 +1,4 @@
-"""What a result says of itself, checked before anything relies on it: counts, rates, flags."""
+"""What a result says of itself, checked before anything relies on it: counts, rates, ramps, seeds, flags."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from sim.results_io.fields import LARGEST
 
 COUNTS = ("num_prompts", "max_concurrency", "gpu_count")
 RATES = ("request_rate", "burstiness")
+RAMPS = ("linear", "exponential")
+LARGEST_SEED = 2**32 - 1  # of numpy's generator, which both clients draw from
 
 
 def with_trace(identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,6 +39,10 @@ def check_said(identity: Mapping[str, Any], where: str) -> None:
         for key in RATES:
             if block.get(key) is not None:
                 _check_rate(block[key], f"{place}.{key}")
+        if block.get("rate_scale") is not None:
+            _check_finite(block["rate_scale"], f"{place}.rate_scale", above=True)
+        _check_seed(block.get("seed"), f"{place}.seed")
+        _check_ramp(block, place)
     if not isinstance(identity.get("env") or {}, Mapping):
         raise BadInput(f"{where} identity.env", None, "must be an object")
     _check_flags(identity.get("flags"), f"{where} identity.flags")
@@ -48,13 +54,45 @@ def _check_count(value: Any, place: str) -> None:
         raise BadInput(place, _shown(value), "must be a whole number of at least 1")
 
 
-def _check_rate(value: Any, place: str) -> None:
+def _number(value: Any) -> float:
+    """As a number, which clients may write as text; NaN if it is none."""
     try:
-        rate = float("nan" if isinstance(value, bool) else value)  # clients write "inf" as text
+        return float("nan" if isinstance(value, bool) else value)
     except (TypeError, ValueError, OverflowError):
-        rate = math.nan
-    if not rate > 0:
+        return math.nan
+
+
+def _check_rate(value: Any, place: str) -> None:
+    if not _number(value) > 0:
         raise BadInput(place, _shown(value), "must be a number above 0, or inf")
+
+
+def _check_finite(value: Any, place: str, *, above: bool = False) -> None:
+    number = _number(value)
+    if not math.isfinite(number) or number < 0 or (above and number == 0):
+        raise BadInput(place, _shown(value), f"must be a number {'above' if above else 'of at least'} 0")
+
+
+def _check_seed(value: Any, place: str) -> None:
+    if value is None or isinstance(value, str):  # a client's words for none
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST_SEED:
+        raise BadInput(place, _shown(value), f"must be a whole number from 0 to {LARGEST_SEED}")
+
+
+def _check_ramp(block: Mapping[str, Any], place: str) -> None:
+    """Refuse half a ramp. Ours is [strategy, first rate, last rate]; a client's stands under three keys."""
+    strategy, told = block.get("ramp_up_strategy"), block.get("ramp_up")
+    if told is None and strategy is None:
+        return
+    name = "ramp_up_strategy" if told is None else "ramp_up"
+    if told is None:
+        told = [strategy, block.get("ramp_up_start_rps"), block.get("ramp_up_end_rps")]
+    if not isinstance(told, list | tuple) or len(told) != 3 or told[0] not in RAMPS or None in told:
+        hint = f"must be {' or '.join(RAMPS)}, with the rates that it starts and ends with"
+        raise BadInput(f"{place}.{name}", _shown(strategy), hint)
+    for rate in told[1:]:
+        _check_finite(rate, f"{place}.{name}")
 
 
 def _check_flags(flags: Any, place: str) -> None:

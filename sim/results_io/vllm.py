@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ Floats = NDArray[np.float64]
 MISMATCH = 0.01  # a reported mean this far from the records' own is worth a word
 WHOLE_KEYS = ("completed", "failed", "total_input_tokens", "total_output_tokens", "max_concurrent_requests")
 _RAMP_KEYS = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
+_TIMES = ("latencies", "queue_times")  # one per request, of newer clients [s]
 
 
 def looks_like_vllm(document: dict[str, Any]) -> bool:
@@ -54,7 +56,7 @@ def read_vllm(document: dict[str, Any], where: str) -> BenchResult:
         figures = _from_records(records, reported, document)
         check_figures({key: value for key, value in figures.items() if is_vllm_figure(key)}, where)
         notes = _contradictions(figures, reported)
-    known = (*HEAD_KEYS, *_RAMP_KEYS, *TOTAL_KEYS, *PEAK_KEYS, *LIST_KEYS, "latencies", "queue_times")
+    known = (*HEAD_KEYS, *_RAMP_KEYS, *TOTAL_KEYS, *PEAK_KEYS, *LIST_KEYS, *_TIMES)
     extra = {k: v for k, v in document.items() if k not in known and not LATENCY_KEY.fullmatch(k)}
     return BenchResult(
         origin="measured",
@@ -102,7 +104,11 @@ def _records(document: dict[str, Any], where: str) -> RequestRecords | None:
     inputs, outputs = (_wholes(document, key, where) for key in ("input_lens", "output_lens"))
     itls = [numbers({"itls": v}, "itls", f"{where} request {i}") for i, v in enumerate(document["itls"])]
     errors = document.get("errors") or [""] * n
-    for key, values in (("ttfts", ttfts), ("input_lens", inputs), ("output_lens", outputs), ("itls", itls)):
+    timed: dict[str, list[float]] = {
+        key: numbers(document, key, where) for key in _TIMES if document.get(key) is not None
+    }
+    lists: dict[str, Sized] = {"ttfts": ttfts, "input_lens": inputs, "output_lens": outputs, "itls": itls}
+    for key, values in (lists | timed).items():
         if len(values) != n:
             raise BadInput(f"{where} {key}", None, f"has {len(values)} entries, start_times has {n}")
     if n == 0 or len(errors) != n:
@@ -110,12 +116,12 @@ def _records(document: dict[str, Any], where: str) -> RequestRecords | None:
     status = tuple(_status(str(e), int(o)) for e, o in zip(errors, outputs, strict=True))
     ok = np.array([s == "ok" for s in status], dtype=np.bool_)
     spans = np.array([sum(row) for row in itls])
-    latency = np.array(numbers(document, "latencies", where)) if "latencies" in document else ttfts + spans
+    latency = np.array(timed["latencies"]) if "latencies" in timed else ttfts + spans
     zero = _run_start(starts, latency, float(required(document, "duration", where)), bool(ok.all()))
     unknown, none = np.full(n, np.nan), np.full(n, -1)
     return RequestRecords(
         request_id=tuple(str(i) for i in range(n)),
-        scheduled=_scheduled(document, starts - zero, where),
+        scheduled=_scheduled(document, starts - zero, timed.get("queue_times")),
         sent=starts - zero,
         first_token=np.where(ok, starts - zero + ttfts, np.nan),
         last_token=np.where(ok, starts - zero + latency, np.nan),
@@ -144,12 +150,17 @@ def _run_start(starts: Floats, latency: Floats, duration: float, complete: bool)
     return min(first, float((starts + latency).max()) - duration) if complete else first
 
 
-def _scheduled(document: dict[str, Any], sent: Floats, where: str) -> Floats:
+def _at_once(document: dict[str, Any]) -> bool:
+    """Whether all was sent at once, or as the cap let through; a ramp says inf as well."""
+    return document.get("request_rate") == "inf" and document.get("ramp_up_strategy") is None
+
+
+def _scheduled(document: dict[str, Any], sent: Floats, waited: list[float] | None) -> Floats:
     """Scheduled times: recorded (0.33), at once (rate inf), as sent (no cap), else unknown."""
-    if "queue_times" in document:
-        waited: Floats = np.array(numbers(document, "queue_times", where), dtype=np.float64)
-        return sent - waited
-    if document.get("request_rate") == "inf" and "ramp_up_strategy" not in document:
+    if waited is not None:
+        times: Floats = sent - np.array(waited, dtype=np.float64)
+        return times
+    if _at_once(document):
         return np.zeros(len(sent))
     return sent if document.get("max_concurrency") is None else np.full(len(sent), np.nan)
 
@@ -181,7 +192,7 @@ def _from_records(records: RequestRecords, reported: Figures, document: dict[str
         {m[1][1:] for k in reported if (m := LATENCY_KEY.fullmatch(k)) and m[1][0] == "p"}, key=float
     )
     spec = WorkloadSpec(
-        request_rate=float("inf") if document.get("request_rate") == "inf" else 1.0,
+        request_rate=float("inf") if _at_once(document) else 1.0,
         percentiles=tuple(float(word) for word in words) or (99.0,),
     )
     figures = summarise(records, spec, float(reported["duration"] or 0.0))
