@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bench.driver import OnProgress, Outcome, Plan, Progress, drive
 from bench.enrich import Context, complete
-from bench.files import write_files
-from bench.launch import LaunchOptions
+from bench.files import PICTURE, write_files
+from bench.launch import LaunchOptions, choose_kind
 from bench.loadgen import run_load, shapes
 from bench.payload import Target, Timeouts
 from bench.plots import plot_run
@@ -96,7 +96,9 @@ def run_engine(
 
     todo = missing(points) or next_round()
     if todo:
-        with running(subject, options.launch, options.result_dir, gpus, reporter) as live:
+        with running(
+            subject, options.launch, options.result_dir, gpus, reporter, keep_steps=options.resume
+        ) as live:
             while todo:
                 for point in todo:
                     path, key = _path(subject, options, point), _key(subject, options, point)
@@ -119,10 +121,16 @@ def _path(subject: Subject, options: BenchOptions, point: Point) -> Path:
 def _key(subject: Subject, options: BenchOptions, point: Point) -> str:
     launch = options.launch
     where = {
+        "kind": choose_kind(subject.source, launch),
+        "program": launch.program,
         "image": launch.image,
         "base_url": launch.base_url,
-        "env": dict(launch.env),
+        "launch_env": dict(launch.env),
         "probe": launch.probe,
+        "gpus": launch.gpus,
+        "mounts": [(str(folder), target) for folder, target in launch.mounts],
+        "network": launch.network,
+        "shm_bytes": launch.shm_bytes,
     }
     return point_key({**subject.identity(), **where}, point)
 
@@ -162,34 +170,38 @@ def _run_point(
         api_key_env=options.launch.api_key_env,
     )
     watcher.begin()
-    begun = [clock()]
+    outcome, loaded = Outcome(), clock()
 
     def on_progress(progress: Progress) -> None:
-        begun[0] = clock() - progress.elapsed
         reporter.progress(subject, point, progress)
 
     try:
-        result = _load(target, point, on_progress, watcher)
+        result = _load(target, point, on_progress, watcher, outcome)
     finally:
         seen = watcher.finish()
     with uninterrupted():
-        context = Context(subject, point, live, seen, begun[0], warmup_failures, key)
+        begun = loaded if outcome.start is None else outcome.start
+        context = Context(subject, point, live, seen, begun, warmup_failures, key)
         if options.launch.probe:
             time.sleep(STEPS_WRITTEN)
         result = complete(result, context)
-        write_files(path, result, seen, begun[0])
+        write_files(path, result, seen, begun)
         if options.plots:
-            plot_run(result, path.with_suffix(".png"))
+            plot_run(result, path.with_suffix(PICTURE))
         reporter.result(subject, point, result, path, False)
     if result.extra.get("interrupted") and seen.died is None:
         raise KeyboardInterrupt
     return result
 
 
-def _load(target: Target, point: Point, on_progress: OnProgress, watcher: Watcher) -> BenchResult:
+def _load(
+    target: Target, point: Point, on_progress: OnProgress, watcher: Watcher, outcome: Outcome
+) -> BenchResult:
     # Warm-ups are over: the counters were read after them.
     spec = replace(point.spec, num_warmups=0)
-    return run_load(target, spec, seed=point.seed, on_progress=on_progress, stop=watcher.engine_gone)
+    return run_load(
+        target, spec, seed=point.seed, on_progress=on_progress, stop=watcher.engine_gone, outcome=outcome
+    )
 
 
 def _warm_up(target: Target, point: Point) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from bench.metrics import CacheInfo, cache_info, parse
 from bench.servers.ready import StartTimes, http_look, wait_ready
 from bench.startup_log import StartupLog, parse_startup_log
 from bench.sweep import Point
-from bench.telemetry import Gpus, HostState, wait_freed
+from bench.telemetry import Gpus, GpuSample, GpusSilent, HostState, wait_freed
 from bench.watch import Watcher
 from sim.build import ScenarioSource
 from sim.interrupts import uninterrupted
+from sim.provenance import Note
 from sim.results import BenchResult
 from sim.scenario import Scenario
 
@@ -84,14 +85,22 @@ class Live:
 
 @contextmanager
 def running(
-    subject: Subject, options: LaunchOptions, folder: Path, gpus: Gpus | None, reporter: Reporter
+    subject: Subject,
+    options: LaunchOptions,
+    folder: Path,
+    gpus: Gpus | None,
+    reporter: Reporter,
+    keep_steps: bool = False,
 ) -> Iterator[Live]:
     """Start the engine, wait until it is ready, and stop it whatever happens.
 
     After a stop, the GPUs' memory must be back before this returns.
 
+    Args:
+        keep_steps: the step probe writes on behind the records of an earlier start.
+
     Raises:
-        EngineFailed: it did not start, or left the host dirty. Its log is kept.
+        EngineFailed: it did not start, or left the host dirty, as far as can be told. Its log is kept.
         KeyboardInterrupt: during the start; then nothing of it is kept.
     """
     made = not folder.exists()
@@ -100,8 +109,17 @@ def running(
     )
     if launch.steps_path is not None:
         launch.steps_path.parent.mkdir(parents=True, exist_ok=True)
-        launch.steps_path.unlink(missing_ok=True)
-    baseline = gpus.sample() if gpus is not None else ()
+        keep_steps = keep_steps and launch.steps_path.exists()
+        if keep_steps:
+            _end_line(launch.steps_path)
+        else:
+            launch.steps_path.unlink(missing_ok=True)
+    baseline: tuple[GpuSample, ...] = ()
+    try:
+        baseline = gpus.sample() if gpus is not None else ()
+    except GpusSilent as error:
+        text = f"not watched, and their memory not checked after the stop: {error}"
+        launch, gpus = replace(launch, notes=(*launch.notes, Note("warning", "gpus", text))), None
     reporter.starting(subject, launch)
     is_ready = interrupted = False
     try:
@@ -130,10 +148,14 @@ def running(
             reporter.stopping(subject)
             launch.server.stop()
             if interrupted and not is_ready:
-                _forget(launch, folder, made)
+                _forget(launch, folder, made, keep_steps)
     state = None
     if gpus is not None and launch.kind != "url":
-        state = wait_freed(gpus, baseline, timeout=options.memory_timeout)
+        try:
+            state = wait_freed(gpus, baseline, timeout=options.memory_timeout)
+        except GpusSilent as error:
+            fix = "whether GPU memory is free is not known: no engine is started before nvidia-smi answers"
+            raise EngineFailed(Failure("gpus_silent", "stop", str(error), fix)) from error
         if not state.clean:
             raise EngineFailed(_dirty(state))
     reporter.stopped(subject, state)
@@ -149,9 +171,16 @@ def _dirty(state: HostState) -> Failure:
     )
 
 
-def _forget(launch: Launch, folder: Path, made: bool) -> None:
+def _end_line(path: Path) -> None:
+    """Cut a record that a killed engine has left half written."""
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+def _forget(launch: Launch, folder: Path, made: bool, keep_steps: bool = False) -> None:
     """Take back what a start that came to nothing has written."""
-    for path in (launch.log_path, launch.steps_path):
+    for path in (launch.log_path, None if keep_steps else launch.steps_path):
         if path is not None:
             path.unlink(missing_ok=True)
     if made and folder.is_dir() and not any(folder.iterdir()):

@@ -120,12 +120,6 @@ def _refuse_unused(inputs: ScenarioOptions, given: Mapping[str, Any]) -> None:
             raise BadInput(param.opts[0], None, hint)
 
 
-NOTHING_HELD_OUT = (
-    "held out: nothing, all of it was fitted; with a run that was not given here,\n"
-    "  `servecast compare SCENARIO.yaml RESULT --profile PROFILE` tells how far off predictions are"
-)
-
-
 @click.command()
 @click.option(
     "--data",
@@ -158,7 +152,7 @@ def fit_measured(
     from calibration.again import again_text, all_again
     from calibration.fit import fit
     from calibration.from_files import evidence_files
-    from calibration.plan_run import coefficients_text, prior_of
+    from calibration.plan_run import NOTHING_HELD_OUT, coefficients_text, doubts_text, prior_of
     from calibration.profile_writing import check_new, facts_of, profile_content
     from sim.cli.progress import ShownCount
     from sim.profile import write_profile
@@ -173,6 +167,7 @@ def fit_measured(
     check_new(evidence, held)
     with ShownCount() as count:
         found = fit(evidence, prior_of(held, first), on_simulation=count)
+    click.echo(doubts_text(evidence), nl=False)
     click.echo(coefficients_text(found))
     again = all_again(evidence, found.efficiencies)
     if again:
@@ -225,11 +220,13 @@ def measure_and_fit(
 ) -> None:
     """Launch, measure, fit, check, write."""
     from bench.cli import launch_options, preflight, sources_of
+    from bench.launch import choose_kind
     from bench.live_table import LiveTable
     from bench.run import BenchOptions
     from bench.serial import subjects_of
     from bench.telemetry import open_gpus
     from calibration.plan_run import plan_of, run, save, summary
+    from calibration.profile_writing import check_files
     from sim.interrupts import as_keyboard_interrupt
 
     gpus = open_gpus()
@@ -244,11 +241,15 @@ def measure_and_fit(
     options = BenchOptions(launch_options(given), folder, resume=resume)
     if not resume and not force:
         _refuse_overwrite(subject, folder)
+    if resume:
+        check_files("--result-dir", sorted(folder.glob(f"{subject.stem}*.json*")), held)
     if not force:
         preflight(subjects, options.launch, folder, gpus)
     click.echo(
         f"{len(plan.runs)} runs, about {plan.seconds:.0f} s of load beside the engine's start", err=True
     )
+    for note in plan.notes:
+        click.echo(f"{note.kind}: {note.subject}: {note.text}", err=True)
     try:
         with as_keyboard_interrupt(), LiveTable() as reporter:
             done = run(subject, plan, options, gpus, reporter, held)
@@ -256,7 +257,9 @@ def measure_and_fit(
         click.echo(f"interrupted; what was measured is in {folder}, --resume goes on from it", err=True)
         sys.exit(130)
     click.echo(summary(done))
-    save(done, out, gpus.info()[0].driver if gpus is not None else None, held)
+    # A server that was running before may run anywhere.
+    here = gpus if choose_kind(subject.source, options.launch) != "url" else None
+    save(done, out, None if here is None else here.info()[0].driver, held)
     click.echo(f"profile: {out}", err=True)
 
 

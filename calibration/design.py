@@ -268,16 +268,20 @@ def _mixed_loads(
 
 def mixed_again(
     plan: Plan, scenario: Scenario, efficiencies: Efficiencies, seconds: float
-) -> list[PlannedRun]:
+) -> tuple[list[PlannedRun], list[Note]]:
     """The mixed loads of a plan at coefficients that its other runs have shown, within so many seconds.
 
     Shares of a capacity that was off by a third would come out saturated, or idle.
+
+    Returns:
+        The runs, and what is left out of them.
     """
-    runs, _, _ = _mixed_loads(scenario, efficiencies, DRAIN * seconds / MIXED_SHARE)
+    runs, _, notes = _mixed_loads(scenario, efficiencies, DRAIN * seconds / MIXED_SHARE)
     first = len(plan.runs)
-    return [
+    seeds = [
         replace(r, spec=replace(r.spec, seed=scenario.seed + 1000 + first + i)) for i, r in enumerate(runs)
     ]
+    return seeds, notes
 
 
 def plan_text(plan: Plan, command: str, stem: str = "calibration") -> str:

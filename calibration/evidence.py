@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.prompts import recorded_prompts
 from calibration.told import scenario_of
 from sim.engines.base import StepShape
 from sim.errors import BadInput
+from sim.provenance import Note
 from sim.request import Request
 from sim.results import BenchResult, RequestRecords
 from sim.scenario import Scenario
@@ -33,6 +35,16 @@ LONGEST = 1e5  # no run of a benchmark lasts longer [s]; milliseconds taken for 
 WORK_SLACK = 0.10  # of a length: tokenizers and chat templates add and drop a few tokens
 CHANCE = 4.0  # standard errors by which the mean of another draw of the same lengths may differ
 FACTS = ("date", "image_digest", "engine_version")
+SUBJECT = (
+    "engine",
+    "engine version",
+    "model",
+    "quantisation",
+    "dtype",
+    "KV cache dtype",
+    "GPU",
+    "tensor-parallel size",
+)
 MIN_FIGURES = ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "median_itl_ms", "output_throughput")
 
 
@@ -47,6 +59,7 @@ class PerRequest:
         output_len: tokens that came.
         token_times: of each request, from its sending, one per output token; empty where the client did not
             record them or a message held several tokens.
+        unshared: why prompts that had something in common are taken as if they had not; None: they are not.
     """
 
     requests: tuple[Request, ...]
@@ -54,6 +67,7 @@ class PerRequest:
     decode: Floats
     output_len: Ints
     token_times: tuple[Floats, ...]
+    unshared: str | None = None
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -69,6 +83,7 @@ class ClientRun:
         figures: aggregates under `vllm bench serve`'s keys (ms); used where there is nothing per request.
         requests: per request, or None.
         facts: what the result says of its run beside the scenario, of `FACTS`; absent is unknown.
+        notes: what speaks against the run, and what is not known of it.
     """
 
     name: str
@@ -76,6 +91,7 @@ class ClientRun:
     figures: Mapping[str, float | int | None]
     requests: PerRequest | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
 
     def sent(self, reseeded: int = 0) -> Sequence[Request]:
         """The requests: as recorded, else generated with the seed moved by `reseeded`."""
@@ -138,10 +154,26 @@ def client_run(result: BenchResult, name: str, scenario: Scenario | None = None)
     if result.records is None:
         if not any(result.aggregates.get(key) for key in MIN_FIGURES):
             raise BadInput(name, None, f"holds none of {', '.join(MIN_FIGURES)}")
-        return ClientRun(name, scenario, dict(result.aggregates), facts=_facts(result))
+        return ClientRun(
+            name, scenario, dict(result.aggregates), facts=_facts(result), notes=tuple(_doubts(result))
+        )
     check_records(result.records, result.duration, name)
     requests = per_request(result.records, scenario.workload, name)
-    return ClientRun(name, scenario, dict(result.aggregates), requests, _facts(result))
+    notes = _doubts(result)
+    if requests.unshared is not None:
+        notes.append(Note("warning", "prefixes", requests.unshared))
+    return ClientRun(name, scenario, dict(result.aggregates), requests, _facts(result), tuple(notes))
+
+
+def _doubts(result: BenchResult) -> list[Note]:
+    """Why the bench itself doubts a run."""
+    if result.verdict.status != "SUSPECT":
+        return []
+    return [
+        replace(reason, kind="warning", text=f"SUSPECT: {reason.text}")
+        for reason in result.verdict.reasons
+        if reason.subject != "small_sample"  # which speaks of percentiles; a fit takes every request
+    ]
 
 
 def _facts(result: BenchResult) -> dict[str, str]:
@@ -235,10 +267,14 @@ def _refuse(wrong: NDArray[np.bool_], name: str, field: str, why: str) -> None:
 
 
 def per_request(records: RequestRecords, spec: WorkloadSpec, name: str) -> PerRequest:
-    """Successful requests in the order of sending, with prompts that share what the load says they share."""
+    """Successful requests in the order of sending, with prompts that share what the load says they share.
+
+    Raises:
+        BadInput: two requests have one id.
+    """
     ok = np.flatnonzero(np.array([status == "ok" for status in records.status], dtype=np.bool_))
     order = ok[np.argsort(records.sent[ok], kind="stable")]
-    prompts = _prompts(records, spec)
+    prompts, unshared = recorded_prompts(records, spec)
     first = float(records.sent[order[0]])
     requests, times = [], []
     for i in order.tolist():
@@ -257,37 +293,22 @@ def per_request(records: RequestRecords, spec: WorkloadSpec, name: str) -> PerRe
         (records.last_token - records.first_token)[order],
         records.output_len[order],
         tuple(times),
+        unshared,
     )
-
-
-def _prompts(records: RequestRecords, spec: WorkloadSpec) -> list[tuple[tuple[int | str, int], ...]]:
-    """Segments of every prompt: the load's own where it generates the same lengths, else nobody shares."""
-    alone: list[tuple[tuple[int | str, int], ...]] = [
-        ((i, int(n)),) for i, n in enumerate(records.prompt_len)
-    ]
-    try:
-        made = generate(spec) if spec.num_prompts == len(records) else []
-    except BadInput:
-        return alone
-    same = len(made) == len(records) and all(
-        r.prompt_len == int(n) for r, n in zip(made, records.prompt_len, strict=True)
-    )
-    return [r.prompt for r in made] if same else alone
 
 
 def check_together(evidence: Sequence[Evidence]) -> None:
     """Refuse evidence that one set of coefficients cannot describe.
 
     Raises:
-        BadInput: nothing at all, or several engines, engine versions, models, quantisations, GPUs or
-            tensor-parallel sizes; names the two files.
+        BadInput: nothing at all, or several of what `SUBJECT` names; names the two files.
     """
     if not evidence:
         raise BadInput("--from", None, "no measurement was given")
     first = evidence[0]
     for other in evidence[1:]:
         for what, ours, theirs in zip(
-            ("engine", "engine version", "model", "quantisation", "GPU", "tensor-parallel size"),
+            SUBJECT,
             _subject(first.scenario),
             _subject(other.scenario),
             strict=True,
@@ -305,6 +326,8 @@ def _subject(scenario: Scenario) -> tuple[object, ...]:
         engine.asked_version,
         scenario.model.name,
         str(scenario.model.quant),
+        scenario.model.dtype,
+        str(engine["kv_cache_dtype"]),
         scenario.gpu.name,
         engine["tensor_parallel_size"],
     )

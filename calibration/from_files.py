@@ -14,6 +14,7 @@ from sim.comparison.loads import named, same_run, scenario_for
 from sim.errors import BadInput
 from sim.jsontext import load_json
 from sim.paths import is_file
+from sim.provenance import Origin
 from sim.results import BenchResult
 from sim.results_io.files import read_results
 from sim.scenario import Observed, Scenario
@@ -88,6 +89,35 @@ def _check_subject(result: BenchResult, name: str, scenario: Scenario) -> None:
     count = fact(result.identity, "gpu_count")
     if count is not None and count != scenario.gpu_count:
         raise BadInput(f"{name} identity.gpu_count", count, f"the scenario has {scenario.gpu_count}")
+    _check_flags(result, name, scenario)
+
+
+def _check_flags(result: BenchResult, name: str, scenario: Scenario) -> None:
+    """Refuse a run of an engine with other flags than the scenario's: its steps held something else.
+
+    Flags are compared as the engine resolves them, and only where either side gives one.
+    """
+    if result.identity.get("flags") is None:
+        return
+    try:
+        ran = scenario_of(result.identity, name)
+    except BadInput:  # what it says of itself is not enough to tell
+        return
+    apart = [
+        (key, ours.value, theirs.value)
+        for key, ours in scenario.engine.values.items()
+        if (theirs := ran.engine.values.get(key)) is not None
+        and ours.value != theirs.value
+        and Origin.GIVEN in (ours.origin, theirs.origin)
+    ]
+    if str(ran.model.quant) != str(scenario.model.quant):
+        apart.append(("quantization", scenario.model.quant, ran.model.quant))
+    for key, wanted, told in apart:
+        hint = (
+            f"the scenario has {wanted}: give the scenario of this very run, or none (a result of "
+            "`servecast bench` says itself how its engine was launched)"
+        )
+        raise BadInput(f"{name} identity.flags {key}", str(told), hint)
 
 
 def is_step_file(path: Path) -> bool:

@@ -23,6 +23,7 @@ from scipy.optimize import least_squares
 from calibration.parameters import Prior, default_prior
 from sim.errors import BadInput
 from sim.models.model import ModelConfig
+from sim.provenance import Origin
 from sim.scenario import Scenario
 from sim.steptime.cost import model_cost
 from sim.steptime.efficiencies import Efficiencies
@@ -90,6 +91,30 @@ def kernel_prior(scenario: Scenario, without: Sequence[str] = ()) -> Prior:
         replace(prior.efficiencies, tile=float(TILE), **values),
         {**prior.deviations, **{name: DEVIATIONS[name] for name in values}},
         {**prior.sources, **dict.fromkeys(values, source)},
+    )
+
+
+def best_prior(scenario: Scenario) -> Prior:
+    """The shipped prior; what it only assumes is taken from the kernel tables where those know it."""
+    shipped = default_prior(scenario.gpu)
+    if not installed():
+        return shipped
+    try:
+        tables = kernel_prior(scenario)
+    except BadInput:  # no table for this card, engine, dtype or kind of model
+        return shipped
+    taken = [
+        name
+        for name in DEVIATIONS
+        if shipped.sources[name].startswith(Origin.ASSUMED) and tables.sources[name] != shipped.sources[name]
+    ]
+    values = {name: getattr(tables.efficiencies, name) for name in taken}
+    if "gemm_flops" in taken:
+        values["tile"] = tables.efficiencies.tile
+    return Prior(
+        replace(shipped.efficiencies, **values),
+        {**shipped.deviations, **{name: tables.deviations[name] for name in taken}},
+        {**shipped.sources, **{name: tables.sources[name] for name in taken}},
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,9 @@ from bench.session import Reporter, Subject
 from bench.telemetry import Gpus
 from calibration.again import again_text
 from calibration.design import Plan, design
+from calibration.evidence import ClientRun, Evidence
+from calibration.fit import default_free
+from calibration.kernels import best_prior
 from calibration.parameters import Prior, default_prior
 from calibration.profile_writing import Facts, profile_content
 from calibration.result import PINNED, STRUCTURE_FLOOR, FitResult
@@ -24,28 +27,29 @@ from sim.scenario import Scenario
 from sim.steptime.efficiencies import BOUNDS
 
 # What a profile gives as settled.
-SETTLED = ("fitted", "fixed")
+SETTLED = ("fitted",)
 
 
 def lacking(profile: Profile | None, scenario: Scenario) -> tuple[str, ...] | None:
-    """Coefficients that a profile does not pin; all of them (None) where there is no profile.
+    """Coefficients that a profile does not pin, of those that runs of the scenario can show.
 
-    What a profile was fitted to another model, version or parallelism for is to be measured again.
+    All of them (None) where there is no profile, or it was fitted to another model, version or parallelism.
 
     Raises:
         BadInput: the profile is of another GPU.
     """
     if profile is None or profile.mismatches(scenario):
         return None
-    held = profile.content.coefficients
-    return tuple(name for name in profile.content.covariance.names if held[name].status not in SETTLED)
+    content = profile.content
+    known = [n for n in content.covariance.names if content.coefficients[n].status in SETTLED]
+    return tuple(name for name in default_free(scenario) if name not in known)
 
 
 def prior_of(profile: Profile | None, scenario: Scenario) -> Prior:
-    """What is believed before the runs: a profile's coefficients with their uncertainty, else the table's."""
-    prior = default_prior(scenario.gpu)
+    """What is believed before the runs: a profile's coefficients with their uncertainty, else the tables'."""
     if profile is None:
-        return prior
+        return best_prior(scenario)
+    prior = default_prior(scenario.gpu)
     covariance = profile.content.covariance
     deviations = dict(prior.deviations)
     if not profile.mismatches(scenario):
@@ -78,7 +82,8 @@ def run(
 
     Raises:
         EngineFailed: the engine did not start.
-        BadInput: a run was INVALID, or the runs say less than there are coefficients.
+        NotComparable: a run was INVALID.
+        BadInput: the runs say less than there are coefficients.
     """
     prior = prior_of(profile, subject.scenario)
     return calibrate(measure(subject, plan, options, gpus, reporter, prior), prior)
@@ -177,9 +182,29 @@ def _share(fit: FitResult, name: str) -> float:
     return float(np.sqrt(fit.covariance[at, at]) / fit.space.deviations()[at])
 
 
+def doubts_text(evidence: Sequence[Evidence]) -> str:
+    """What speaks against runs that are fitted all the same, a line each; empty if nothing does."""
+    lines: list[str] = []
+    for item in evidence:
+        own = item.notes if isinstance(item, ClientRun) else ()
+        lines += [f"{note.kind}: {Path(item.name).name}: {note.subject}: {note.text}\n" for note in own]
+        told = [note for note in item.scenario.notes if note.kind in ("warning", "not-modelled")]
+        lines += [f"{note.kind}: {note.subject}: {note.text}\n" for note in told]
+    return "".join(dict.fromkeys(lines))
+
+
+NOTHING_HELD_OUT = (
+    "held out: nothing, all of it was fitted; with a run that was not given here,\n"
+    "  `servecast compare SCENARIO.yaml RESULT --profile PROFILE` tells how far off predictions are"
+)
+
+
 def summary(done: Calibration) -> str:
     """What was found out, and how well a fit without the held-out run predicts it."""
-    lines = [coefficients_text(done.fit)]
+    lines = [*doubts_text(done.evidence).splitlines(), coefficients_text(done.fit)]
+    lines += [f"{note.kind}: {note.subject}: {note.text}" for note in done.measured.notes]
+    if not done.held_out:
+        lines.append(NOTHING_HELD_OUT)
     if done.again:
         lines.append(again_text(done.again))
     for label, found in done.held_out.items():

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from calibration.evidence import ClientRun, Evidence
-from calibration.result import FitResult
+from calibration.parameters import Prior, default_prior
+from calibration.result import PINNED, FitResult
 from sim.comparison.compare import Comparison
 from sim.errors import BadInput
 from sim.profile import Coefficient, Covariance, DataFile, Profile, ProfileFile, Validity, subject_of
 from sim.scenario import Scenario
 from sim.steptime.efficiencies import BOUNDS
 from sim.steptime.scale import scale_name
+
+Floats = NDArray[np.float64]
+Errors = Mapping[str, Mapping[str, float]]
 
 SHOWN = ("mean_ttft_ms", "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput")
 
@@ -49,7 +57,8 @@ def profile_content(
         evidence: what the fit rests on; files are named with the hash of their content where they exist.
         held_out: by run, predictions of a fit that had not seen it beside its measurement.
         again: by run, errors of its means when the fit predicts it without its recorded times.
-        before: the profile that was completed; what it rests on stays, where it is of the same engine.
+        before: the profile that was completed; where it is of the same engine, what it rests on stays, and so
+            does what speaks against it.
     """
     kept = None if before is None or before.mismatches(scenario) else before.content
     facts = facts or Facts()
@@ -57,18 +66,18 @@ def profile_content(
     subject = subject_of(scenario, **more)
     if facts.engine_version is not None:
         subject = subject.model_copy(update={"engine_version": facts.engine_version})
-    names = list(fit.space.names)
+    names, covariance = _covariance(fit, kept)
     return ProfileFile(
         servecast_version=_own_version(),
         date=facts.date or datetime.now(UTC).isoformat(timespec="seconds"),
         subject=subject,
         evidence=[*(kept.evidence if kept else ()), *(data_file(item) for item in evidence)],
-        coefficients=_coefficients(fit, kept),
+        coefficients=_coefficients(fit, kept, default_prior(scenario.gpu)),
         covariance=Covariance.model_validate(
             {
                 "names": names,
                 "scales": [scale_name(name) for name in names],
-                "matrix": [[float(value) for value in row] for row in fit.covariance],
+                "matrix": [[float(value) for value in row] for row in covariance],
             }
         ),
         validity=_widest(
@@ -80,20 +89,52 @@ def profile_content(
             ),
             None if kept is None else kept.validity,
         ),
-        structure=min(1.0, fit.structure),
-        first_token=min(1.0, fit.first_token),
-        in_sample={name: dict(errors) for name, errors in fit.residuals.items()},
-        held_out={label: held_out_errors(found) for label, found in (held_out or {}).items()},
-        predicted_again={name: dict(errors) for name, errors in (again or {}).items()},
+        structure=min(1.0, max(fit.structure, kept.structure if kept else 0.0)),
+        first_token=min(1.0, max(fit.first_token, kept.first_token if kept else 0.0)),
+        in_sample=_errors(kept.in_sample if kept else {}, fit.residuals),
+        held_out=_errors(
+            kept.held_out if kept else {}, {k: held_out_errors(v) for k, v in (held_out or {}).items()}
+        ),
+        predicted_again=_errors(kept.predicted_again if kept else {}, again or {}),
     )
+
+
+def _errors(before: Errors, found: Errors) -> dict[str, dict[str, float]]:
+    """Errors by run and figure, earlier ones too; a figure that the fit cannot simulate has none."""
+    known = {
+        run: {key: error for key, error in errors.items() if math.isfinite(error)}
+        for run, errors in found.items()
+    }
+    return {**{run: dict(errors) for run, errors in before.items()}, **known}
+
+
+def _covariance(fit: FitResult, kept: ProfileFile | None) -> tuple[list[str], Floats]:
+    """Names and covariance of the free coefficients, and of those that are free in the earlier profile only.
+
+    An engine without CUDA graphs shows what one with them does not: what was known of it stays.
+    """
+    names, matrix = list(fit.space.names), fit.covariance
+    if kept is None:
+        return names, matrix
+    more = [name for name in kept.covariance.names if name not in names]
+    rows = [kept.covariance.names.index(name) for name in more]
+    theirs = np.array(kept.covariance.matrix, dtype=np.float64).reshape(len(kept.covariance.names), -1)
+    size = len(names)
+    whole = np.zeros((size + len(more), size + len(more)))
+    whole[:size, :size] = matrix
+    whole[size:, size:] = theirs[np.ix_(rows, rows)]
+    return [*names, *more], whole
 
 
 def _widest(ours: Validity, theirs: Validity | None) -> Validity:
     """The largest steps that either has seen."""
     if theirs is None:
         return ours
-    pairs = {name: (getattr(ours, name), getattr(theirs, name)) for name in Validity.model_fields}
-    return Validity(**{name: max((v for v in pair if v), default=None) for name, pair in pairs.items()})
+    found: dict[str, int | None] = {}
+    for name in Validity.model_fields:
+        known = [limit for limit in (getattr(ours, name), getattr(theirs, name)) if limit is not None]
+        found[name] = max(known, default=None)
+    return Validity(**found)
 
 
 def check_new(evidence: Sequence[Evidence], before: Profile | None) -> None:
@@ -102,13 +143,22 @@ def check_new(evidence: Sequence[Evidence], before: Profile | None) -> None:
     Raises:
         BadInput: names the file.
     """
-    known = {} if before is None else {f.sha256: f.name for f in before.content.evidence if f.sha256}
-    for item in evidence:
-        if (digest := data_file(item).sha256) in known:
-            hint = (
-                f"is in {before.source if before else ''} already (as {known[digest]}); leave one of them out"
-            )
-            raise BadInput("--from", item.name, hint)
+    check_files("--from", [path for item in evidence if (path := _file(item.name)) is not None], before)
+
+
+def check_files(field: str, paths: Iterable[Path], before: Profile | None) -> None:
+    """Refuse files that the profile to be completed rests on already.
+
+    Raises:
+        BadInput: names the first.
+    """
+    if before is None:
+        return
+    known = {file.sha256: file.name for file in before.content.evidence if file.sha256}
+    for path in paths:
+        if (name := known.get(_digest(path))) is not None:
+            hint = f"is in {before.source} already (as {name}): it would count twice; leave one of them out"
+            raise BadInput(field, str(path), hint)
 
 
 def held_out_errors(comparison: Comparison) -> dict[str, float]:
@@ -116,11 +166,15 @@ def held_out_errors(comparison: Comparison) -> dict[str, float]:
     return {r.key: r.error for r in comparison.rows if r.key in SHOWN and r.error is not None}
 
 
-def _coefficients(fit: FitResult, kept: ProfileFile | None) -> dict[str, Coefficient]:
+def _coefficients(fit: FitResult, kept: ProfileFile | None, shipped: Prior) -> dict[str, Coefficient]:
+    """Every coefficient; `shipped` is what was believed before any calibration."""
     found = {}
     for name, bound in BOUNDS.items():
         value = fit.value(name)
         if name not in fit.space.names:
+            if kept is not None and name in kept.covariance.names:
+                found[name] = kept.coefficients[name]
+                continue
             source = fit.space.prior.sources.get(name, "the model's default")
             found[name] = Coefficient(value=value, unit=bound.unit, status="fixed", source=source)
             continue
@@ -130,23 +184,39 @@ def _coefficients(fit: FitResult, kept: ProfileFile | None) -> dict[str, Coeffic
         if status == "prior" and kept is not None and name in kept.covariance.names:
             # The runs said nothing new of it: it is known as it was.
             status, source = kept.coefficients[name].status, kept.coefficients[name].source
+        elif status == "weak" and kept is not None and _pinned(fit, name, shipped):
+            status, source = "fitted", "this calibration and an earlier one"
         told = {"value": value, "unit": bound.unit, "low": low, "high": high}
         found[name] = Coefficient.model_validate({**told, "status": status, "source": source})
     return found
 
 
+def _pinned(fit: FitResult, name: str, shipped: Prior) -> bool:
+    """Whether a coefficient rests on runs more than on the shipped belief, all calibrations counted."""
+    at = fit.space.names.index(name)
+    return bool(np.sqrt(fit.covariance[at, at]) < PINNED * shipped.deviations[name])
+
+
 def data_file(item: Evidence) -> DataFile:
     """The entry of one piece of evidence, with the hash of its file where there is one."""
-    path = Path(item.name)
-    if not path.is_file():
-        path = Path(re.sub(r"#\d+$", "", item.name))  # one of several results in a file
-    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    path = _file(item.name)
+    digest = None if path is None else _digest(path)
     if isinstance(item, ClientRun):
         points = 2 * len(item.requests) if item.requests is not None else len(item.figures)
     else:
         points = len(item.seconds)
     date = item.facts.get("date") if isinstance(item, ClientRun) else None
     return DataFile(name=Path(item.name).name, sha256=digest, points=points, date=date)
+
+
+def _file(name: str) -> Path | None:
+    """The file that a piece of evidence is called after; None where there is none."""
+    whole, one_of_several = Path(name), Path(re.sub(r"#\d+$", "", name))
+    return next((path for path in (whole, one_of_several) if path.is_file()), None)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def facts_of(evidence: Sequence[Evidence]) -> Facts:

@@ -64,11 +64,17 @@ def targets(run: ClientRun) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Standardised misses of figures and beliefs at a vector of coefficients; counts its simulations."""
+    """Standardised misses of figures and beliefs at a vector of coefficients; counts its simulations.
+
+    Attributes:
+        precision: shape (free, free): turns a distance from what is believed into independent misses of unit
+            deviation; None: by the deviations of the space.
+    """
 
     runs: Sequence[ClientRun]
     space: Space
     simulate: Callable[[ClientRun, RooflineModel], Mapping[str, float | int | None]]
+    precision: Floats | None = None
 
     def misses(self, vector: Floats) -> Floats:
         """Shape (figures + free,): log ratio / noise of figures, then distance from belief / deviation."""
@@ -80,9 +86,17 @@ class Objective:
             for key, measured in targets(run).items():
                 value = figures.get(key)
                 found.append(math.log(value / measured) / _noise(key, run) if value else 10.0)
-        return np.concatenate(
-            (_soft(np.array(found)), (vector - self.space.start()) / self.space.deviations())
-        )
+        away = vector - self.space.start()
+        belief = away / self.space.deviations() if self.precision is None else self.precision @ away
+        return np.concatenate((_soft(np.array(found)), belief))
+
+
+def precision_of(covariance: Floats) -> Floats:
+    """A matrix P with P'P the inverse of a covariance, both of shape (free, free)."""
+    deviations = np.sqrt(np.diag(covariance))  # brings all to one size: seconds beside logarithms
+    inverse = np.linalg.inv(covariance / np.outer(deviations, deviations))
+    root = np.linalg.cholesky(0.5 * (inverse + inverse.T))
+    return np.asarray(root.T / deviations, dtype=np.float64)
 
 
 def _noise(key: str, run: ClientRun) -> float:
@@ -101,26 +115,28 @@ def _soft(z: Floats) -> Floats:
 
 
 def simulated_figures(run: ClientRun, model: RooflineModel) -> Figures:
-    """The figures of the run's own load, simulated."""
-    outcome = _sent(run.scenario, run.sent(), model)
-    return summarise(outcome.records, run.scenario.workload, outcome.duration)
+    """The figures of the run's own load, simulated: all usual ones, whatever its client was to print."""
+    return _figures(_sent(run.scenario, run.sent(), model))
+
+
+def _figures(outcome: RunOutcome) -> Figures:
+    return summarise(outcome.records, None, outcome.duration)
 
 
 def simulated_range(run: ClientRun, model: RooflineModel) -> ValidRange:
     """The largest steps that the run's own load takes, simulated step by step."""
-    sizes = [1, 0, 0]
+    sizes = [1, 0, 0, 0]
 
     def look(step: Mapping[str, Any]) -> None:
         chunks = [count for _, _, count in step["scheduled"]]
         prompts = [count for count in chunks if count > 1]
-        for place, size in enumerate((sum(chunks), sum(prompts), len(chunks) - len(prompts))):
+        contexts = [start + 1 for _, start, count in step["scheduled"] if count == 1]
+        context = sum(contexts) // len(contexts) if contexts else 0
+        for place, size in enumerate((sum(chunks), sum(prompts), len(contexts), context)):
             sizes[place] = max(sizes[place], size)
 
-    requests = run.sent()
-    _sent(run.scenario, requests, model, look)
-    tokens, prompt, decodes = sizes
-    context = max(request.prompt_len + request.max_tokens for request in requests)
-    return ValidRange(tokens, prompt, decodes, context)
+    _sent(run.scenario, run.sent(), model, look)
+    return ValidRange(*sizes)
 
 
 def _sent(
@@ -132,13 +148,13 @@ def _sent(
 
 def _least(run: ClientRun, model: RooflineModel, figures: Figures) -> dict[str, float]:
     """Relative misses of the run's figures that no start of its loop explains: 0 between their extremes."""
-    spec, found = run.scenario.workload, {}
-    sides = [figures]
-    for requests in run.other_starts(figures.get("request_throughput")):
-        outcome = _sent(run.scenario, requests, model)
-        sides.append(summarise(outcome.records, spec, outcome.duration))
+    found = {}
+    starts = run.other_starts(figures.get("request_throughput"))
+    sides = [figures, *(_figures(_sent(run.scenario, requests, model)) for requests in starts)]
     for key, measured in targets(run).items():
-        misses = [float(side.get(key) or math.nan) / measured - 1.0 for side in sides]
+        misses = [float(value) / measured - 1.0 for side in sides if (value := side.get(key)) is not None]
+        if not misses:
+            continue
         low, high = min(misses), max(misses)
         found[key] = low if low > 0 else high if high < 0 else 0.0
     return found
@@ -266,12 +282,13 @@ def search(
         on_simulation()
         return figures
 
-    belief = space
+    belief, precision = space, None
     if before is not None:
         deviations = dict(space.prior.deviations)
         deviations.update(zip(space.names, np.sqrt(np.diag(before.covariance)).tolist(), strict=True))
         belief = Space(space.names, Prior(before.efficiencies, deviations, space.prior.sources))
-    objective = Objective(runs, belief, simulated)
+        precision = precision_of(before.covariance)
+    objective = Objective(runs, belief, simulated, precision)
     vector, jacobian = minimise(objective, belief.start())
     covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), dtype=np.float64)
     efficiencies = belief.unpack(vector)
@@ -282,7 +299,8 @@ def search(
     for run in runs:
         model = replace(roofline(run.scenario), efficiencies=efficiencies)
         figures, valid = simulated_figures(run, model), simulated_range(run, model)
-        found = {k: float(figures.get(k) or math.nan) / v - 1.0 for k, v in targets(run).items()}
+        pairs = [(key, figures.get(key), measured) for key, measured in targets(run).items()]
+        found = {key: float(value) / measured - 1.0 for key, value, measured in pairs if value is not None}
         residuals[run.name] = found
         decodes += [found[k] for k in ("mean_tpot_ms", "median_itl_ms") if k in found]
         heads += [miss for k, miss in _least(run, model, figures).items() if k in HEADS]
@@ -294,7 +312,7 @@ def search(
         vector=vector,
         covariance=covariance,
         status=statuses(space, vector, covariance),
-        structure=max(FIGURES_FLOOR, unexplained(decodes, free)),
+        structure=max(FIGURES_FLOOR, unexplained(decodes, free), before.structure if before else 0.0),
         residuals=residuals,
         rows=sum(len(targets(run)) for run in runs) + (before.rows if before else 0),
         rounds=1 + (before.rounds if before else 0),

@@ -22,7 +22,8 @@ from calibration.result import FitResult
 from calibration.steps import step_run
 from calibration.told import observed
 from sim.comparison.compare import Comparison, compare
-from sim.errors import BadInput
+from sim.errors import BadInput, NotComparable, ServecastError
+from sim.provenance import Note
 from sim.results import BenchResult
 from sim.scenario import Scenario
 from sim.simulate import roofline, simulate
@@ -44,6 +45,7 @@ class Measured:
         results: by label.
         files: the result file of each, by label.
         steps: the probe's file, or None.
+        notes: what of the plan came to nothing.
     """
 
     scenario: Scenario
@@ -51,6 +53,7 @@ class Measured:
     results: Mapping[str, BenchResult]
     files: Mapping[str, Path]
     steps: Path | None = None
+    notes: tuple[Note, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -86,6 +89,7 @@ class Director:
         """`steps` is where the step probe writes, if there is one."""
         self.scenario = scenario
         self.sent: list[PlannedRun] = []
+        self.notes: list[Note] = []
         self._plan = plan
         self._steps = steps
         self._prior = default_prior(scenario.gpu) if prior is None else prior
@@ -147,7 +151,9 @@ class Director:
             found = fit(evidence_of(measured), self._prior)
         except BadInput:  # too little was measured in the time to know better
             return self._mixed
-        return mixed_again(self._plan, self.scenario, found.efficiencies, left)
+        runs, notes = mixed_again(self._plan, self.scenario, found.efficiencies, left)
+        self.notes += notes
+        return runs
 
 
 def pilot(first: PlannedRun, seed: int) -> PlannedRun:
@@ -170,7 +176,7 @@ def measure(
 
     Raises:
         EngineFailed: the engine did not start.
-        BadInput: a run came out INVALID: nothing may be fitted to it.
+        NotComparable: a run came out INVALID: nothing may be fitted to it.
     """
     director = Director(subject.scenario, plan, prior, steps_file(subject, options))
     results = run_engine(subject, (), options, gpus, reporter, more=director.more)
@@ -183,17 +189,18 @@ def gathered(
     """What was measured, with its files; checks that it may be fitted to.
 
     Raises:
-        BadInput: names the run that is INVALID or missing.
+        ServecastError: names a run that was not measured.
+        NotComparable: names a run that is INVALID.
     """
     by_label = {run.label: result for run, result in zip(director.sent, results, strict=False)}
     files = {label: options.result_dir / f"{subject.stem}-{label}.json" for label in by_label}
     for run in director.sent:
         result = by_label.get(run.label)
         if result is None:
-            raise BadInput(f"calibration run {run.label}", None, "was not measured: the engine died before")
+            raise ServecastError(f"calibration run {run.label} was not measured: the engine died before it")
         if result.verdict.status == "INVALID":
             reasons = "; ".join(note.text for note in result.verdict.reasons)
-            raise BadInput(str(files[run.label]), "INVALID", f"cannot calibrate ({reasons})")
+            raise NotComparable(f"{files[run.label]}: an INVALID run cannot calibrate ({reasons})")
     steps = steps_file(subject, options)
     return Measured(
         director.scenario,
@@ -201,6 +208,7 @@ def gathered(
         by_label,
         files,
         steps if steps is not None and steps.exists() else None,
+        tuple(director.notes),
     )
 
 

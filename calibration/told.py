@@ -26,6 +26,8 @@ def scenario_of(identity: Mapping[str, Any], name: str) -> Scenario:
         BadInput: it does not say what ran; the message names what is missing.
     """
     missing = [key for key in ("engine", "model", "gpu") if not identity.get(key)]
+    if identity.get("flags") is None:  # a printed report names an engine, but not how it was launched
+        missing.append("flags")
     if missing:
         hint = f"does not say its {' and '.join(missing)}; give the scenario file of the run as well"
         raise BadInput(f"{name} identity", None, hint)

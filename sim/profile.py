@@ -101,11 +101,11 @@ class Covariance(_Strict):
         return self
 
 
-_Count = Annotated[int, Field(ge=1)]
+_Count = Annotated[int, Field(ge=0)]
 
 
 class Validity(_Strict):
-    """The largest steps seen; None is unknown."""
+    """The largest steps seen: 0 is none of that kind; None is unknown."""
 
     tokens_per_step: _Count | None = None
     prompt_tokens_per_step: _Count | None = None

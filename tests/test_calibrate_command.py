@@ -234,6 +234,49 @@ def test_a_profile_that_is_completed_keeps_what_it_rests_on(
     assert (known.status, known.source) == ("fitted", "an earlier calibration")
 
 
+def test_a_run_that_goes_on_counts_nothing_twice(scenario: Path, tmp_path: Path) -> None:
+    folder, first = tmp_path / "runs", tmp_path / "first.json"
+    folder.mkdir()
+    kept = write_measured(scenario, folder / "s-pilot.json")
+    run(str(scenario), "--from", str(kept), "--out", str(first))
+    words = [str(scenario), "--profile", str(first), "--out", str(tmp_path / "p.json"), "--resume"]
+    words += ["--result-dir", str(folder), "--program", f"{sys.executable} -S {FAKE}", "--launch", "process"]
+    assert "is in first.json already (as s-pilot.json): it would count twice" in refusal(*words)
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([["--max-num-seqs", "8"]], "max_num_seqs: '8': the scenario has 4"),
+        ([["--quantization", "fp8"]], "quantization: 'fp8"),
+    ],
+)
+def test_runs_of_an_engine_with_other_flags_are_refused(
+    scenario: Path, measured: Path, tmp_path: Path, flags: list[list[str]], told: str
+) -> None:
+    content = json.loads(measured.read_text())
+    own = [list(flag) for flag in build_scenario(file=scenario).engine.given]
+    identity = content["servecast"]["identity"]
+    identity["flags"] = [flag for flag in own if flag[0] not in {name for name, _ in flags}] + flags
+    measured.write_text(json.dumps(content))
+    words = ["--from", str(measured), "--out", str(tmp_path / "p.json")]
+    assert told in refusal(str(scenario), *words)
+    identity["flags"] = own
+    measured.write_text(json.dumps(content))
+    assert run(str(scenario), *words).exit_code == 0
+
+
+def test_what_speaks_against_a_run_is_said(scenario: Path, measured: Path, tmp_path: Path) -> None:
+    content = json.loads(measured.read_text())
+    reason = {"kind": "warning", "subject": "client_lag", "text": "the client was late"}
+    content["servecast"]["verdict"] = {"status": "SUSPECT", "reasons": [reason]}
+    measured.write_text(json.dumps(content))
+    words = [str(scenario), "--from", str(measured), "--out", str(tmp_path / "p.json")]
+    done = run(*words, "--set", 'speculative-config={"method": "ngram", "num_speculative_tokens": 3}')
+    assert "warning: m.json: client_lag: SUSPECT: the client was late" in done.output
+    assert "not-modelled: --speculative-config" in done.output
+
+
 def test_several_files_may_follow_one_from(scenario: Path, measured: Path, tmp_path: Path) -> None:
     out = tmp_path / "p.json"
     second = write_measured(scenario, tmp_path / "again.json", seed=7)

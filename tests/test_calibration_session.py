@@ -16,9 +16,11 @@ from bench.session import Reporter, Subject
 from bench.sweep import Point
 from calibration.design import Plan, PlannedRun, design
 from calibration.parameters import default_prior
+from calibration.plan_run import summary
 from calibration.session import Director, calibrate, evidence_of, measure, observed
 from sim.build import read_source
-from sim.errors import BadInput
+from sim.errors import NotComparable
+from sim.provenance import Note
 from sim.results import BenchResult
 from sim.workload.spec import RandomDataset, WorkloadSpec
 from tests.made_results import records_of, result_of
@@ -136,7 +138,7 @@ def test_an_engine_far_from_what_was_believed_gets_a_plan_anew(subject: Subject)
 
 def test_what_died_or_is_invalid_is_not_fitted(subject: Subject, tmp_path: Path) -> None:
     plan = plan_of(small("idle-short", 6, 0.1), small("decode-1", 6, 0.1))
-    with pytest.raises(BadInput, match="cannot calibrate"):
+    with pytest.raises(NotComparable, match="cannot calibrate"):
         measure(
             subject,
             plan,
@@ -144,6 +146,32 @@ def test_what_died_or_is_invalid_is_not_fitted(subject: Subject, tmp_path: Path)
             None,
             Reporter(),
         )
+
+
+def test_a_run_that_goes_on_keeps_the_steps_of_the_start_before(subject: Subject, tmp_path: Path) -> None:
+    first = small("first", 3, 1.0)
+    how = options(tmp_path)
+    how = replace(how, launch=replace(how.launch, probe=True))
+    steps = how.result_dir / "vllm.steps.jsonl"
+    steps.parent.mkdir()
+    whole = '{"ev": "step", "probe_ms": 0.1, "dt_ms": 2.0}\n'
+    steps.write_text(whole + '{"ev": "st')
+    run_engine(subject, [Point(first.label, first.spec)], replace(how, resume=True), None, Reporter())
+    assert steps.read_text() == whole  # a record cut by a kill is none
+    second = Point("second", first.spec)
+    run_engine(subject, [second], how, None, Reporter())
+    assert not steps.exists()  # without --resume all is measured anew
+
+
+def test_what_came_to_nothing_is_told(subject: Subject, tmp_path: Path) -> None:
+    plan = plan_of(small("idle-short", 6, 0.1), small("decode-1", 6, 0.1), budget=1.0)
+    measured = measure(subject, plan, options(tmp_path), None, Reporter())
+    runs = tuple(replace(run, held_out=False) for run in measured.runs)
+    notes = (Note("warning", "mixed-45", "left out: too few requests"),)
+    text = summary(calibrate(replace(measured, runs=runs, notes=notes)))
+    assert "warning: mixed-45: left out: too few requests" in text
+    assert "held out: nothing" in text
+    assert "small_sample" not in text  # a fit needs no percentiles
 
 
 def test_the_engine_s_own_pool_wins(subject: Subject) -> None:

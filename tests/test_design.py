@@ -206,7 +206,7 @@ def test_mixed_loads_follow_what_the_first_runs_showed(plan: Plan, scenario: Sce
 
     prior = default_prior(scenario.gpu).efficiencies
     slow = replace(prior, gemm_flops=prior.gemm_flops / 2, weight_bandwidth=prior.weight_bandwidth / 2)
-    again = mixed_again(plan, scenario, slow, 135.0)
+    again, _ = mixed_again(plan, scenario, slow, 135.0)
     before = {run.label: run.spec.request_rate for run in plan.runs}
     assert [run.label for run in again] == ["mixed-45", "mixed-70"]
     assert all(run.spec.request_rate < 0.75 * before[run.label] for run in again)

@@ -9,10 +9,12 @@ from calibration.parameters import default_prior, space_of
 from calibration.result import unexplained
 from calibration.search import (
     FIGURES_FLOOR,
+    NOISE,
     WAVES,
     Objective,
     cma,
     minimise,
+    precision_of,
     search,
     simulated_figures,
     targets,
@@ -175,7 +177,7 @@ def test_a_fit_to_figures_says_what_steps_it_has_seen():
     found = search([ClientRun("r.json", subject, figures)], space_of(prior(), ("weight_bandwidth",)))
     assert found.value("weight_bandwidth") == pytest.approx(0.7, rel=0.02)
     # Three prompts come together, as those of a wave do.
-    assert (found.valid.decode_seqs, found.valid.prefill_tokens, found.valid.context) == (4, 300, 120)
+    assert (found.valid.decode_seqs, found.valid.prefill_tokens, found.valid.context) == (4, 300, 119)
     again = replace(truth, efficiencies=found.efficiencies, valid=found.valid)
     assert simulate(subject, step_time=again).result.verdict.status == "VALID"
     narrower = replace(again, valid=found.valid._replace(prefill_tokens=100))
@@ -183,6 +185,43 @@ def test_a_fit_to_figures_says_what_steps_it_has_seen():
     # Four requests in flight come in waves, and few figures hide what the formula lacks.
     assert found.first_token == WAVES
     assert found.structure == FIGURES_FLOOR
+
+
+def test_figures_that_a_client_was_not_to_print_are_met_too():
+    subject = build_scenario(
+        serve="vllm serve Qwen/Qwen2.5-7B-Instruct",
+        bench="vllm bench serve --num-prompts 12 --metric-percentiles 50,90 --percentile-metrics ttft",
+        gpu="L40S",
+        engine_version="0.28.0",
+        kv_cache_tokens=200_000,
+    )
+    figures = simulated_figures(ClientRun("r.json", subject, {}), roofline(subject))
+    assert set(targets(ClientRun("r.json", subject, figures))) == set(NOISE)
+    found = search([ClientRun("r.json", subject, figures)], space_of(prior(), ("weight_bandwidth",)))
+    assert set(found.residuals["r.json"]) == set(NOISE)
+    assert np.isfinite(list(found.residuals["r.json"].values())).all()
+
+
+def test_what_steps_have_shown_counts_beside_figures():
+    truth = truth_near(prior(), STEP_COEFFICIENTS, 4)
+    steps = measured_steps(truth, 4)
+    run = measured_run(truth, 4, count=20)
+    figures = {"mean_ttft_ms": 100.0, "mean_tpot_ms": 10.0}
+    bare = replace(run, figures=figures, requests=None)
+    space = space_of(prior(), STEP_COEFFICIENTS)
+    before = replace(fit([steps], prior(), STEP_COEFFICIENTS), structure=0.06)
+    assert search([bare], space, before).structure >= 0.06
+    # Of the first two their sum is known: moving one against the other costs little.
+    deviations = np.sqrt(np.diag(before.covariance))
+    correlated = np.eye(5)
+    correlated[0, 1] = correlated[1, 0] = -0.9
+    covariance = correlated * np.outer(deviations, deviations)
+    precision = precision_of(covariance)
+    assert precision.T @ precision @ covariance == pytest.approx(np.eye(5), abs=1e-6)
+    belief = Objective([], space, lambda *_: {}, precision).misses
+    against, along = deviations * [1, -1, 0, 0, 0], deviations * [1, 1, 0, 0, 0]
+    start = space.start()
+    assert np.sum(belief(start + against) ** 2) < 0.2 * np.sum(belief(start + along) ** 2)
 
 
 def test_a_long_fit_shows_that_it_is_alive():

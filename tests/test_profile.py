@@ -206,7 +206,7 @@ def limited(profile: Profile, **limits: int) -> Profile:
     return replace(profile, content=profile.content.model_copy(update={"validity": validity}))
 
 
-def test_a_prediction_is_in_range_extrapolated_or_refused(written: Path) -> None:
+def test_a_prediction_is_in_range_extrapolated_or_refused(written: Path, tmp_path: Path) -> None:
     profile = load_profile(written)
     inside = forecast(asked(), profile, draws=0).result
     assert inside.extra["range"]["status"] == "in range"
@@ -219,7 +219,64 @@ def test_a_prediction_is_in_range_extrapolated_or_refused(written: Path) -> None
     with pytest.raises(BadInput, match=r"context per decode than the calibration's 2 .*too far to predict"):
         forecast(asked(), limited(profile, context_per_decode=2), draws=0)
     # What was not measured at all is priced as without a calibration, and said.
-    never = forecast(asked(), limited(profile, prompt_tokens_per_step=0), draws=0).result
+    none = changed(written, tmp_path, lambda c: c["validity"].update(prompt_tokens_per_step=0))
+    never = forecast(asked(), load_profile(none), draws=0).result
     assert never.extra["range"]["how_far"] == [
         "more prompt tokens per step than the calibration's 0 (none was measured)"
     ]
+
+
+def test_runs_without_prompts_make_a_profile_too(tmp_path: Path) -> None:
+    evidence = measured_steps(truth_near(prior(), STEP_COEFFICIENTS, 0), 0)
+    decodes = [i for i, shape in enumerate(evidence.shapes) if not shape.num_prefill_tokens]
+    assert 20 < len(decodes) < len(evidence.shapes)
+    less = replace(
+        evidence,
+        shapes=tuple(evidence.shapes[i] for i in decodes),
+        seconds=evidence.seconds[decodes],
+        start=evidence.start[decodes],
+    )
+    path = tmp_path / "p.json"
+    write_profile(
+        profile_content(fit([less], prior(), STEP_COEFFICIENTS), truth_scenario(), [less], before=None), path
+    )
+    validity = load_profile(path).content.validity
+    assert validity.prompt_tokens_per_step == 0
+
+
+def test_a_completed_profile_keeps_what_speaks_against_the_first(written: Path, tmp_path: Path) -> None:
+    def doubt(content: dict[str, Any]) -> None:
+        content.update(structure=0.2, first_token=0.3, predicted_again={"old.json": {"mean_ttft_ms": -0.6}})
+        content["held_out"] = {"mixed-45": {"mean_tpot_ms": 0.1}}
+
+    before = load_profile(changed(written, tmp_path, doubt))
+    evidence = measured_steps(truth_near(prior(), STEP_COEFFICIENTS, 0), 1)
+    found = fit([evidence], prior(), STEP_COEFFICIENTS[:-1])
+    again = {"new.json": {"mean_ttft_ms": 0.01, "p99_ttft_ms": math.nan}}
+    content = profile_content(found, truth_scenario(), [evidence], again=again, before=before)
+    assert (content.structure, content.first_token) == (0.2, 0.3)
+    assert content.held_out == {"mixed-45": {"mean_tpot_ms": 0.1}}
+    assert content.predicted_again == {
+        "old.json": {"mean_ttft_ms": -0.6},
+        "new.json": {"mean_ttft_ms": 0.01},
+    }
+    # A coefficient that the new runs cannot show stays as it was, with its uncertainty.
+    left = STEP_COEFFICIENTS[-1]
+    assert content.coefficients[left] == before.content.coefficients[left]
+    names, theirs = content.covariance.names, before.content.covariance
+    at, was = names.index(left), theirs.names.index(left)
+    assert content.covariance.matrix[at][at] == theirs.matrix[was][was]
+    write_profile(content, tmp_path / "again.json")
+    assert load_profile(tmp_path / "again.json").content == content
+
+
+def test_what_two_calibrations_pin_together_is_fitted(written: Path) -> None:
+    before = load_profile(written)
+    known = [n for n, c in before.content.coefficients.items() if c.status == "fitted"]
+    evidence = measured_steps(truth_near(prior(), STEP_COEFFICIENTS, 0), 1)
+    found = fit([evidence], prior(), STEP_COEFFICIENTS)
+    weak = replace(found, status=dict.fromkeys(found.status, "weak"))
+    content = profile_content(weak, truth_scenario(), [evidence], before=before)
+    assert known
+    assert {content.coefficients[name].status for name in known} == {"fitted"}
+    assert content.coefficients[known[0]].source == "this calibration and an earlier one"
