@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,23 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sim.commands import serve as serve_commands
-from sim.commands.bench import BenchCommand, ClientName, bench_from_flags, parse_bench_command
+from sim.commands.bench import BenchCommand, ClientName, default_spec, parse_bench_command
 from sim.commands.serve import ServeCommand, mapping_words, parse_serve_command, serve_from_words
 from sim.commands.settings import with_setting
 from sim.errors import BadInput
 from sim.hardware.gpus import find_gpu
 from sim.hardware.visible import visible_notes
+from sim.length_limits import check_lengths
 from sim.models.table import load_model
 from sim.models.weights import with_quantization
 from sim.provenance import Note
 from sim.scenario import EngineConfig, EngineName, Observed, Scenario
-from sim.workload.spec import FileDataset, PrefixRepetitionDataset, RandomDataset, WorkloadSpec
 
 if TYPE_CHECKING:  # checking files takes a while to load, and pasted commands need none of it
     from sim.scenario_file import ScenarioInput
-
-_LENGTH_FLAG: dict[EngineName, str] = {"vllm": "--max-model-len", "sglang": "--context-length"}
-_LENGTH_KEY: dict[EngineName, str] = {"vllm": "max_model_len", "sglang": "context_length"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +98,12 @@ class ScenarioSource:
             if not equals or not key:
                 raise BadInput("--set", setting, "must be KEY=VALUE, e.g. max-num-seqs=64")
             serve, bench = with_setting(source.serve, source.bench, key.strip(), value.strip())
-            source = replace(source, serve=serve, bench=bench)
+            changes: dict[str, Any] = {"serve": serve, "bench": bench}
+            if serve.model is not None and serve.model != source.serve.model:
+                changes["model"] = serve.model
+            if bench is not source.bench and _sets_seed(key):
+                changes["seed"] = None  # a seed on top is the client's, and the simulation's with it
+            source = replace(source, **changes)
         return source
 
     def _model_notes(self) -> list[Note]:
@@ -132,7 +133,8 @@ def build_scenario(
 ) -> Scenario:
     """Build a scenario; arguments win over the file's content, `sets` over everything.
 
-    `seed` is both the client's and the simulation's seed; without it both use the client's.
+    `seed` is both the client's and the simulation's seed; without it both use the client's. A file's seed
+    belongs to its load: it goes where `bench` replaces that.
 
     Raises:
         BadInput: anything that cannot be used, named by flag or key.
@@ -169,21 +171,29 @@ def read_source(
     """As `build_scenario`, but unresolved: settings can be applied on top before `build`."""
     content = _content(file)
     command = _serve_command(serve, content)
-    if serve is not None and _file_engine(content) not in (None, command.engine):
-        content = _without_engine(content)
+    if serve is not None:
+        engine, served = _file_deployment(content)
+        if engine not in (None, command.engine):
+            content = _without_engine(content)
+        elif None not in (served, command.model) and served != command.model and model is None:
+            content = _without_pool(content)
     client = _bench_command(bench, content)
     gpu = gpu or content.gpu
     if gpu is None:
         raise BadInput("--gpu", None, "name the GPU, e.g. --gpu H100 (`servecast gpus` lists them)")
-    model = model or content.model or command.model
+    named = command.model if serve is not None else None
+    model = model or named or content.model or command.model
     if model is None:
         raise BadInput("--model", None, "the serve command names no model; name it, or use --model")
     _positive("--gpu-count", gpu_count)
     _positive("--kv-cache-tokens", kv_cache_tokens)
     _positive("--num-gpu-blocks", num_gpu_blocks)
+    _vllm_blocks(command.engine, num_gpu_blocks, None if kv_cache_tokens else content.observed.num_gpu_blocks)
     if seed is not None and seed < 0:
         raise BadInput("--seed", seed, "must be at least 0")
-    version = engine_version or content.engine_version or (content.engine.version if content.engine else None)
+    of_file = content.engine_version or (content.engine.version if content.engine else None)
+    # A pasted container image names its version itself.
+    version = engine_version or (None if serve is not None and command.version else of_file)
     if version is not None and not re.fullmatch(r"v?\d+(\.\d+)+\S*", version):
         raise BadInput("--engine-version", version, "must be a version such as 0.28.0")
     source = ScenarioSource(
@@ -196,7 +206,7 @@ def read_source(
         observed=Observed(kv_cache_tokens, num_gpu_blocks)
         if kv_cache_tokens or num_gpu_blocks
         else Observed(content.observed.kv_cache_tokens, content.observed.num_gpu_blocks),
-        seed=content.seed if seed is None else seed,
+        seed=seed if seed is not None else content.seed if bench is None else None,
         replaced=_replaced(content, serve, bench),
         name=content.name or (Path(file).stem if isinstance(file, str | Path) else ""),
     )
@@ -229,59 +239,6 @@ def gpus_needed(engine: EngineConfig) -> int:
     return size if shared else size * int(engine["data_parallel_size"])
 
 
-def check_lengths(spec: WorkloadSpec, engine: EngineConfig) -> list[Note]:
-    """Refuse a load whose ordinary request the server would refuse.
-
-    Raises:
-        BadInput: the nominal prompt, or prompt and output, exceed the engine's longest sequence.
-    """
-    flag, limit = _LENGTH_FLAG[engine.name], int(engine[_LENGTH_KEY[engine.name]])
-    dataset = spec.dataset
-    if isinstance(dataset, FileDataset):
-        return []
-    if isinstance(dataset, PrefixRepetitionDataset):
-        prompt = longest = dataset.prefix_len + dataset.suffix_len
-        input_flag, output_flag = "--prefix-repetition-prefix-len", "--prefix-repetition-output-len"
-        longest_output = dataset.output_len
-    else:
-        prompt = dataset.prefix_len + dataset.input_len
-        longest, longest_output = _longest(dataset)
-        input_flag, output_flag = "--random-input-len", "--random-output-len"
-    if prompt >= limit:
-        raise BadInput(
-            input_flag,
-            prompt,
-            f"a prompt of {prompt} tokens does not fit {flag} {limit}: shorten it or raise {flag}",
-        )
-    if prompt + dataset.output_len > limit:
-        raise BadInput(
-            output_flag,
-            dataset.output_len,
-            f"{prompt} + {dataset.output_len} tokens exceed {flag} {limit}, so the server refuses every "
-            f"request: lower {input_flag} or {output_flag}, or raise {flag}",
-        )
-    if longest + longest_output > limit:
-        return [
-            Note(
-                "warning",
-                "--random-range-ratio",
-                f"the longest requests ({longest} + {longest_output} tokens) exceed {flag} {limit}; "
-                "the server refuses those",
-            )
-        ]
-    return []
-
-
-def _longest(dataset: RandomDataset) -> tuple[int, int]:
-    if dataset.style == "sglang":
-        return dataset.prefix_len + dataset.input_len, dataset.output_len
-    output_ratio = dataset.range_ratio if dataset.output_range_ratio is None else dataset.output_range_ratio
-    return (
-        dataset.prefix_len + math.ceil(dataset.input_len * (1 + dataset.range_ratio)),
-        math.ceil(dataset.output_len * (1 + output_ratio)),
-    )
-
-
 def _content(file: str | Path | Mapping[str, Any] | None) -> ScenarioInput | NoFile:
     if file is None:
         return NoFile()
@@ -293,10 +250,17 @@ def _content(file: str | Path | Mapping[str, Any] | None) -> ScenarioInput | NoF
 
 
 def _without_engine(content: ScenarioInput | NoFile) -> ScenarioInput | NoFile:
+    content = _without_pool(content)
     if isinstance(content, NoFile):
         return content
-    nothing = type(content.observed)()
-    return content.model_copy(update={"engine": None, "engine_version": None, "observed": nothing})
+    return content.model_copy(update={"engine": None, "engine_version": None})
+
+
+def _without_pool(content: ScenarioInput | NoFile) -> ScenarioInput | NoFile:
+    """The KV pool of another engine or model says nothing of this one."""
+    if isinstance(content, NoFile):
+        return content
+    return content.model_copy(update={"observed": type(content.observed)()})
 
 
 def _serve_command(serve: str | None, content: ScenarioInput | NoFile) -> ServeCommand:
@@ -320,11 +284,14 @@ def _serve_command(serve: str | None, content: ScenarioInput | NoFile) -> ServeC
     return replace(command, model=engine.model or command.model)
 
 
-def _file_engine(content: ScenarioInput | NoFile) -> EngineName | None:
-    """The engine that a scenario file describes; its version and observations are that engine's."""
+def _file_deployment(content: ScenarioInput | NoFile) -> tuple[EngineName | None, str | None]:
+    """Engine and model that a scenario file describes; its version and observations are theirs."""
     if content.engine is not None:
-        return content.engine.name
-    return None if content.serve is None else parse_serve_command(content.serve).engine
+        return content.engine.name, content.model or content.engine.model
+    if content.serve is None:
+        return None, content.model
+    command = parse_serve_command(content.serve)
+    return command.engine, content.model or command.model
 
 
 def _bench_command(bench: str | None, content: ScenarioInput | NoFile) -> BenchCommand:
@@ -333,7 +300,7 @@ def _bench_command(bench: str | None, content: ScenarioInput | NoFile) -> BenchC
         command = parse_bench_command(text)
     else:
         client: ClientName = (content.workload.client if content.workload else None) or "vllm"
-        command = bench_from_flags(client, [])
+        command = BenchCommand(client, default_spec(client), None, None)
         if content.workload is None:
             note = Note("info", "--bench", "not given: the bare `vllm bench serve` load")
             command = replace(command, notes=(note,))
@@ -357,6 +324,20 @@ def _replaced(content: ScenarioInput | NoFile, serve: str | None, bench: str | N
 def _positive(flag: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise BadInput(flag, value, "must be at least 1")
+
+
+def _vllm_blocks(engine: EngineName, option: int | None, of_file: int | None) -> None:
+    """Refuse a count of KV blocks for SGLang, whose log has tokens."""
+    if engine == "sglang" and (option or of_file):
+        field, instead = "--num-gpu-blocks", "--kv-cache-tokens"
+        if option is None:
+            field, instead = "observed.num_gpu_blocks", "observed.kv_cache_tokens"
+        hint = f"is vLLM's count; SGLang logs max_total_num_tokens: give {instead}"
+        raise BadInput(field, option or of_file, hint)
+
+
+def _sets_seed(key: str) -> bool:
+    return key.strip().rpartition(".")[2].lstrip("-") == "seed"
 
 
 def _word(command: ServeCommand, flag: str) -> str | None:

@@ -125,6 +125,8 @@ def _dataset_words(spec: WorkloadSpec) -> list[str]:
     if dataset.output_len is not None:
         flag = "--sharegpt-output-len" if dataset.kind == "sharegpt" else "--output-len"
         words += [flag, str(dataset.output_len)]
+    if dataset.context_len is not None:
+        words += ["--sharegpt-context-len", str(dataset.context_len)]
     return words if dataset.shuffle else [*words, "--disable-shuffle"]
 
 

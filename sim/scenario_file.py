@@ -110,6 +110,7 @@ class DatasetInput(_Strict):
     num_prefixes: int | None = Field(default=None, ge=1)
     shuffle: bool | None = None
     path: str | None = None
+    context_len: int | None = Field(default=None, ge=1)
 
 
 class RampUpInput(_Strict):
@@ -259,13 +260,26 @@ def workload_from_input(given: WorkloadInput, base: WorkloadSpec) -> WorkloadSpe
             changes[key] = tuple(changes[key])
     if given.ramp_up is not None:
         changes["ramp_up"] = (given.ramp_up.strategy, given.ramp_up.start, given.ramp_up.end)
-    if given.dataset is not None:
-        dataset = _dataset(given.dataset, base.dataset)
-        changes["dataset"] = dataset
-        trace = isinstance(dataset, FileDataset) and dataset.kind != "sharegpt"
-        if trace and given.use_trace_arrivals is None and given.request_rate is None:
-            changes["use_trace_arrivals"] = True
+    if given.request_rate is not None and given.ramp_up is None:
+        changes["ramp_up"] = None  # one of the two: a ramp sets the rate itself
+    elif given.ramp_up is not None and given.request_rate is None:
+        changes["request_rate"] = math.inf
+    dataset = base.dataset if given.dataset is None else _dataset(given.dataset, base.dataset)
+    changes["dataset"] = dataset
+    if given.use_trace_arrivals is None:
+        changes["use_trace_arrivals"] = _own_times(given, dataset, base)
     return dataclasses.replace(base, **changes)
+
+
+def _own_times(given: WorkloadInput, dataset: Dataset, base: WorkloadSpec) -> bool:
+    """Whether a load is sent at its file's times where nothing says so: unless a schedule is given."""
+    if given.request_rate is not None or given.ramp_up is not None:
+        return False
+    if not isinstance(dataset, FileDataset) or dataset.kind == "sharegpt":
+        return False
+    if isinstance(base.dataset, FileDataset) and base.dataset.kind == dataset.kind:
+        return base.use_trace_arrivals
+    return math.isinf(base.request_rate) and base.ramp_up is None
 
 
 def workload_to_input(spec: WorkloadSpec) -> WorkloadInput:

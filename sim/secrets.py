@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 # Names of variables that hold one: HF_TOKEN, OPENAI_API_KEY, ...
-SECRET_NAME = re.compile(r"(?:TOKEN|SECRET|PASSWORD|KEY|CREDENTIALS?)$", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"(?:TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|_PWD|_PASS|KEY|CREDENTIALS?)$", re.IGNORECASE
+)
 _TOKENS = r"(?:auth|access|hf|bearer)_?token|(?<![a-z_])token"  # not bos_token and its like
 _NAMES = rf"(?:api_?key|secret|password|credentials?|authorization|{_TOKENS})"
 _SHAPES = re.compile(
@@ -15,7 +17,7 @@ _SHAPES = re.compile(
     |({_NAMES}["']\s*:\s*["'])[^"']*
     |(--(?:api-key|hf-token|ssl-keyfile-password)[=\s]['"]?)[^\s'"]+
     |(\b(?:api-key|hf-token|ssl-keyfile-password)=['"]?)[^\s'"]+
-    |(://[^\s/:@]+:)[^\s/@]+(?=@)""",
+    |(://[^\s/:@]*:)[^\s/@]+(?=@)""",
     re.IGNORECASE | re.VERBOSE,
 )
 

@@ -22,6 +22,7 @@ from sim.loop.replica import StepSink, Usage
 from sim.loop.run import RunOutcome, run
 from sim.memory import MemoryAccount
 from sim.provenance import Note
+from sim.refusals import refusals
 from sim.request import Request
 from sim.results import BenchResult, Verdict
 from sim.results_io.writing import workload_identity
@@ -116,7 +117,11 @@ def simulate(
         load = load or generate_load(spec)
         requests = load.requests
         notes += load.notes
+    refuses, refused = refusals(scenario.engine, requests)
+    notes += refused
     first = [*_renamed(before), *warmups(spec, requests)]
+    if refuses is not None:
+        first = [request for request in first if not refuses(request)]
     if step_time is None:
         step_time = roofline(scenario)
         notes += default_efficiencies(scenario.gpu).notes()
@@ -126,6 +131,8 @@ def simulate(
         requests,
         step_time,
         max_concurrency=spec.max_concurrency,
+        duration=spec.duration,
+        refuses=refuses,
         warmups=first,
         stream_interval=scenario.engine["stream_interval"],
         idle_poll=engine.idle_poll,
@@ -197,6 +204,7 @@ def _report(
             "regime": asdict(regime(records, outcome.series, spec)),
             "ttft_parts_ms": _mean_parts(outcome.ttft_parts),
             "device_time": _device_time(usage, outcome.duration),
+            "kv_origin": str(account.kv_origin),
             "waiting_time": dict(sorted(usage.waiting.items())),
             "steps": usage.steps,
             "path": outcome.path,

@@ -326,6 +326,47 @@ def test_a_price_must_be_a_price(text):
         CliRunner().invoke(advise_command, [*options(VLLM_128), "--price", text], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("goal", [[], ["--goal", "ttft"]])
+def test_a_price_belongs_to_the_goal_cost(goal):
+    with pytest.raises(BadInput, match=r"--price: .2\.5.: .*--goal cost"):
+        CliRunner().invoke(
+            advise_command, [*options(VLLM_128), *goal, "--price", "2.5"], catch_exceptions=False
+        )
+
+
+def pool_of(path, **given):
+    return source_of(ScenarioOptions(files=(str(path),), **given))[0].observed.kv_cache_tokens
+
+
+def test_only_a_pool_that_an_engine_logged_is_taken_for_one(tmp_path):
+    small = reference_source("vllm", 4, 8)
+    computed = evaluate(replace(small, observed=Observed()).build()).result
+    told = evaluate(small.build()).result
+    path = tmp_path / "result.json"
+    write_result(computed, path)
+    assert pool_of(path) is None
+    write_result(told, path)
+    assert pool_of(path) == 194_896
+    write_result(replace(computed, origin="measured"), path)
+    pool = computed.server["kv_cache_tokens"]
+    assert pool_of(path) == pool_of(path, gpu="rtx 5090") == pool
+    assert pool_of(path, gpu="H100") is None
+    assert pool_of(path, model="Qwen/Qwen3-14B") is None
+    assert pool_of(path, serve=("vllm serve Qwen/Qwen2.5-7B-Instruct",)) is None
+    assert pool_of(path, num_gpu_blocks=100) is None
+    assert pool_of(path, kv_cache_tokens=5000) == 5000
+
+
+def test_a_result_of_sglangs_client_is_a_scenario_again(tmp_path):
+    bench = "python -m sglang.bench_serving --dataset-name random --random-input-len 64 --random-output-len 4"
+    serve = "vllm serve Qwen/Qwen2.5-7B-Instruct"
+    small = read_source(serve=serve, bench=f"{bench} --random-range-ratio 1 --num-prompts 4", gpu="RTX 5090")
+    path = tmp_path / "result.json"
+    write_result(evaluate(small.build()).result, path)
+    again, _ = source_of(ScenarioOptions(files=(str(path),)))
+    assert again.bench.spec == small.bench.spec
+
+
 def test_one_cap_above_what_fits_says_and_two_say(for_ttft):
     # 42 requests fit; the sequence cap and the client's are both 128.
     assert "whatever max_num_seqs 128 and max_concurrency 128 say" in for_ttft.base.cause

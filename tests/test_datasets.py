@@ -195,6 +195,33 @@ def test_bad_sharegpt_files_say_where(tmp_path, content, message):
         sharegpt(write(tmp_path, content), 2)
 
 
+def test_sglangs_client_keeps_long_conversations_and_repeats_none(tmp_path):
+    entries = [turns("a" * 8, "b" * 8), turns("c" * 20_000, "d" * 4000), turns("e" * 4, "f" * 400)]
+    path = write(tmp_path, entries)
+
+    def lengths(**more):
+        load = generate_load(
+            WorkloadSpec(dataset=FileDataset("sharegpt", path, **more), num_prompts=5, client="sglang")
+        )
+        return sorted((r.prompt_len, r.max_tokens) for r in load.requests), load.notes
+
+    found, notes = lengths()
+    assert found == [(2, 2), (5000, 1000)]  # the last prompt has one token
+    assert any("2 usable entries for 5 prompts: all are sent, once" in note.text for note in notes)
+    assert lengths(context_len=5999)[0] == [(2, 2)]
+    assert lengths(context_len=6000)[0] == found
+    with pytest.raises(BadInput, match="at least 2 prompt tokens"):
+        lengths(context_len=3)
+
+
+def test_a_context_limit_cuts_files_of_lengths_too(tmp_path):
+    lines = "\n".join(json.dumps({"input_len": n, "output_len": 5}) for n in (10, 100))
+    path = write(tmp_path, lines, "lens.jsonl")
+    dataset = FileDataset("sharegpt", path, context_len=50)
+    load = generate_load(WorkloadSpec(dataset=dataset, num_prompts=2, client="sglang"))
+    assert [r.prompt_len for r in load.requests] == [10]
+
+
 def test_prompt_lengths_that_drift_are_reported_against_their_limits():
     requested = [500] * 10
     drift = length_drift(requested, [500] * 8 + [503, 560])

@@ -363,3 +363,19 @@ def test_everything_that_is_listed_is_known():
         find("qqqqqq zzzz")
     with pytest.raises(BadInput, match="--list"):
         CliRunner().invoke(cli.servecast, ["explain"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--gpu", "H100"], "--gpu"),
+        (["--bench", "vllm bench serve"], "--bench"),
+        (["--set", "max-num-seqs=4"], "--set"),
+        (["--profile", "p.json"], "--profile"),
+        (["--seed", "0"], "--seed"),
+        (["--kv-cache-tokens", "1,000"], "--kv-cache-tokens"),
+    ],
+)
+def test_what_describes_a_scenario_is_refused_without_one(words, option):
+    with pytest.raises(BadInput, match=f"{option}: .*give --serve"):
+        CliRunner().invoke(cli.servecast, ["explain", "ttft", *words], catch_exceptions=False)

@@ -175,3 +175,14 @@ def test_impossible_figures_are_named(tmp_path: Path, change: dict[str, object],
     file.write_text(json.dumps({"memory_gib": 48, "bandwidth": 900, "tflops": {"bf16": 100}, **change}))
     with pytest.raises(BadInput, match=f"gpu.json: {field}: "):
         find_gpu(str(file))
+
+
+def test_names_that_yaml_reads_as_numbers(tmp_path: Path) -> None:
+    row = {"memory_gib": 32, "bandwidth": 1792, "tflops": {"bf16": 209}}
+    file = tmp_path / "gpus.yaml"
+    file.write_text(f"5090: {json.dumps(row)}\n")
+    assert find_gpu(str(file))[0].name == "5090"
+    file.write_text(f"5090: {json.dumps(row)}\n4090: {json.dumps(row)}\n")
+    assert find_gpu(f"{file}:4090")[0].name == "4090"
+    with pytest.raises(BadInput, match="NAME of 5090, 4090"):
+        find_gpu(str(file))

@@ -266,6 +266,15 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: str) -> None:
         load_model(str(path))
 
 
+@pytest.mark.parametrize("content", ["{", "[1]", "null", "{}", '{"quantization": "FP8"}', "\udcff"])
+def test_a_broken_file_of_modelopt_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(DENSE))
+    broken = tmp_path / "hf_quant_config.json"
+    broken.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(BadInput, match=r"--model: .*hf_quant_config\.json"):
+        load_model(str(tmp_path))
+
+
 def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no config\.json"):
         load_model(str(tmp_path))

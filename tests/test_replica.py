@@ -1,13 +1,17 @@
 """Timing of the replica, worked out by hand on tiny schedules."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from sim.build import build_scenario
 from sim.engines.glue import Limits
 from sim.errors import BadInput, EngineStuck
 from sim.loop.run import run
 from sim.loop.series import SeriesBuffer
 from sim.request import Request
+from sim.simulate import simulate
 from sim.steptime.base import FrontEnd
 from tests.engines_for_tests import FixedSteps, NeverFinishes, NeverSchedules, sglang, vllm
 
@@ -122,6 +126,47 @@ def test_a_concurrency_cap_holds_requests_back_and_starts_their_clock_late():
     assert records.scheduled.tolist() == [0.0, 0.0, 0.0]
     assert (records.first_token - records.sent).tolist() == pytest.approx([1.0, 1.0, 1.0])
     assert outcome.ttft_parts.client_wait.tolist() == pytest.approx([0.0, 3.0, 6.0])
+
+
+def test_a_closed_loop_sends_nothing_after_its_duration():
+    # Three seconds each, one after the other: the third could go out at 6 s.
+    requests = [request(i) for i in range(5)]
+    for duration, sent in ((5.0, [0.0, 3.0]), (6.0, [0.0, 3.0, 6.0]), (99.0, [0.0, 3.0, 6.0, 9.0, 12.0])):
+        outcome = run(vllm(), requests, FixedSteps(), max_concurrency=1, duration=duration)
+        assert outcome.records.sent.tolist() == pytest.approx(sent)
+        assert outcome.records.request_id == tuple(map(str, range(len(sent))))
+        assert set(outcome.records.status) == {"ok"}
+        assert outcome.duration == pytest.approx(sent[-1] + 3.0)
+        assert len(outcome.ttft_parts.queue) == len(sent)
+
+
+def test_what_is_under_way_when_the_time_is_up_is_waited_for():
+    requests = [request(0, output=2), request(1, output=6), request(2), request(3)]
+    outcome = run(vllm(), requests, FixedSteps(), max_concurrency=2, duration=1.5)
+    assert outcome.records.sent.tolist() == pytest.approx([0.0, 0.0])
+    assert outcome.duration == pytest.approx(6.0)
+
+
+def test_the_duration_counts_from_the_end_of_the_warm_up():
+    warm = [request("warmup-0", output=9)]
+    requests = [request(i) for i in range(3)]
+    outcome = run(vllm(), requests, FixedSteps(), max_concurrency=1, duration=4.0, warmups=warm)
+    assert outcome.records.sent.tolist() == pytest.approx([0.0, 3.0])
+
+
+@pytest.mark.parametrize("leap", [True, False])
+def test_a_duration_is_no_matter_of_how_a_load_is_simulated(leap):
+    bench = "vllm bench serve --random-input-len 64 --random-output-len 32 --num-prompts 200"
+    scenario = build_scenario(
+        serve="vllm serve Qwen/Qwen2.5-7B-Instruct", bench=f"{bench} --max-concurrency 4", gpu="H100"
+    )
+    whole = simulate(scenario, leap=leap).result
+    half = replace(scenario, workload=replace(scenario.workload, duration=whole.duration / 2))
+    cut = simulate(half, leap=leap).result
+    assert 90 < cut.aggregates["completed"] < 115
+    assert float(cut.records.sent.max()) <= half.workload.duration
+    sent = cut.records.sent.tolist()
+    assert sent == pytest.approx(whole.records.sent.tolist()[: len(sent)])
 
 
 def test_a_send_comes_before_the_engine_acts_at_the_same_instant():

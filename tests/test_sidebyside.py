@@ -10,9 +10,10 @@ import pytest
 from sim.build import build_scenario
 from sim.comparison.loads import sent_requests
 from sim.output.plots import plot_curves
-from sim.output.sidebyside import Curve, Point, labels, render_curves
+from sim.output.sidebyside import Curve, Point, labels, render_curves, sweep
 from sim.provenance import Note
 from sim.results import BenchResult
+from sim.scenario import Scenario
 
 
 def result(state: str, **figures: float) -> BenchResult:
@@ -78,3 +79,20 @@ def test_the_table_says_how_wide_the_intervals_are() -> None:
     known = replace(result("stable", mean_tpot_ms=20.0), extra={"intervals": intervals})
     (row,) = [line for line in render_curves([Curve("a", (Point(8, known),))]).splitlines() if "±" in line]
     assert row.split() == ["90", "%", "±15%"]
+
+
+def test_a_load_with_shared_prefixes_keeps_its_prompts_at_every_concurrency() -> None:
+    bench = "python -m sglang.bench_serving --dataset-name generated-shared-prefix --gsp-num-groups 64"
+    scenario = build_scenario(serve="vllm serve Qwen/Qwen3-8B", bench=bench, gpu="H100")
+    asked: list[int] = []
+
+    def predicted(one: Scenario) -> BenchResult:
+        asked.append(one.workload.num_prompts)
+        return result("stable")
+
+    sweep(scenario, (1, 16), predicted)
+    few = replace(scenario, workload=replace(scenario.workload, num_prompts=10))
+    sweep(few, (1,), predicted)
+    plain = build_scenario(serve="vllm serve Qwen/Qwen3-8B", bench="vllm bench serve", gpu="H100")
+    sweep(plain, (1, 64), predicted)
+    assert asked == [1024, 1024, 64, 20, 128]

@@ -244,3 +244,56 @@ def test_graph_modes_decide_how_a_mixed_step_is_launched(flag, launch):
     made = scenario(sets=[flag] if flag else [])
     buckets = ENGINES["vllm"].graph_buckets(made.engine)
     assert buckets.pad(prefill(100))[1] == launch
+
+
+def long_and_short(tmp_path, arrival):
+    path = tmp_path / "lengths.jsonl"
+    lengths = [(100, 10), (5000, 10), (4090, 10), (100, 10), (3000, 2000), (100, 10), (100, 9000)]
+    path.write_text(
+        "\n".join(
+            json.dumps({"arrival": i * arrival, "input_len": a, "output_len": b})
+            for i, (a, b) in enumerate(lengths)
+        )
+    )
+    return path
+
+
+@pytest.mark.parametrize("leap", [True, False])
+@pytest.mark.parametrize("arrival", [0.0, 1.0])
+@pytest.mark.parametrize("cap", ["", "--max-concurrency 1"])
+@pytest.mark.parametrize("engine", ["vllm serve", "python -m sglang.launch_server --model-path"])
+def test_what_the_server_refuses_counts_as_failed(tmp_path, engine, cap, arrival, leap):
+    limit = "--max-model-len" if engine.startswith("vllm") else "--context-length"
+    bench = (
+        f"vllm bench serve --dataset-name lengths --dataset-path {long_and_short(tmp_path, arrival)} {cap}"
+    )
+    scenario = build_scenario(
+        serve=f"{engine} Qwen/Qwen2.5-7B-Instruct {limit} 4096", bench=bench, gpu="H100"
+    )
+    result = simulate(scenario, leap=leap).result
+    assert (result.aggregates["completed"], result.aggregates["failed"]) == (3, 4)
+    assert result.aggregates["failed_refused"] == 4
+    statuses = ["ok", "refused", "refused", "ok", "refused", "ok", "refused"]
+    assert list(result.records.status) == statuses
+    assert result.aggregates["total_output_tokens"] == 30
+    assert np.all(np.isnan(result.records.first_token) == [status != "ok" for status in statuses])
+    (told,) = [note for note in result.notes if note.subject == limit]
+    assert told.text.startswith("4 of 7 requests ask for more than 4,096 tokens")
+    assert result.verdict.status == "INVALID"
+    if arrival:
+        assert result.records.sent.tolist() == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+        assert result.duration == pytest.approx(6.0)
+
+
+def test_figures_do_not_know_of_refused_requests():
+    bench = "vllm bench serve --random-input-len 3000 --random-output-len 400 --random-range-ratio 0.3"
+    serve = "vllm serve Qwen/Qwen2.5-7B-Instruct --max-model-len 4096"
+    scenario = build_scenario(serve=serve, bench=f"{bench} --num-prompts 60 --request-rate 2", gpu="H100")
+    assert any(note.subject == "--random-range-ratio" for note in scenario.notes)
+    result = simulate(scenario).result
+    fit = [r for r in generate(scenario.workload) if r.prompt_len + r.max_tokens <= 4096]
+    assert 0 < len(fit) < 60
+    assert result.aggregates["completed"] == len(fit)
+    alone = simulate(scenario, requests=fit).result
+    for figure in ("mean_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "total_input_tokens"):
+        assert result.aggregates[figure] == pytest.approx(alone.aggregates[figure])

@@ -418,3 +418,8 @@ def test_gpu_count_must_cover_the_parallel_sizes() -> None:
     with pytest.raises(BadInput, match="needs 8 GPUs"):
         resolve(command, MODEL, gpu(), 4, "0.28.0")
     assert resolve(command, MODEL, gpu(), 8, "0.28.0")[0]["data_parallel_size"] == 2
+
+
+def test_turboquant_says_what_is_not_counted():
+    notes = run("--kv-cache-dtype turboquant_4bit_nc", "H100")[1]
+    assert [note.kind for note in notes if note.subject == "--kv-cache-dtype"] == ["not-modelled"]

@@ -9,6 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.build import build_scenario
+from sim.carry import account_of
+from sim.commands.serve import table
 from sim.errors import BadInput
 from sim.models.model import MlaConfig, ModelConfig, MoeConfig, StateConfig
 from sim.models.table import load_model
@@ -219,3 +222,53 @@ def test_the_vision_tower_takes_memory_and_no_time() -> None:
     assert gemm_flops_per_token(seeing) == gemm_flops_per_token(SMALL)
     assert step_weight_bytes(seeing, 4) == step_weight_bytes(SMALL, 4)
     assert active_parameters(seeing) == active_parameters(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "per_head"),
+    [
+        ("int8_per_token_head", 32 + 8),  # an fp32 scale for the key and one for the value
+        ("fp8_per_token_head", 32 + 8),
+        ("int4_per_token_head", 16 + 8),
+        ("mxfp8", 32 + 1),  # a byte of scale per 32 elements
+        ("nvfp4", 16 + 2),
+        ("float32", 128),
+    ],
+)
+def test_scales_of_a_kv_dtype_count(dtype: str, per_head: int) -> None:
+    assert kv_bytes_per_token(SMALL, kv_cache_dtype=dtype) == 3 * 2 * per_head
+
+
+@pytest.mark.parametrize(
+    ("dtype", "packed"),
+    [
+        ("turboquant_k8v4", 16 + 8 + 4),
+        ("turboquant_4bit_nc", (8 + 2) + (8 + 4)),
+        ("turboquant_k3v4_nc", (6 + 2) + (8 + 4)),
+        ("turboquant_3bit_nc", (6 + 2) + (6 + 4)),
+    ],
+)
+def test_turboquant_packs_heads_and_spares_the_ends(dtype: str, packed: int) -> None:
+    long = replace(SMALL, num_layers=10, num_full_attention_layers=10)
+    per_layer = (4 * 64 + 6 * packed) / 10
+    assert kv_bytes_per_token(long, kv_cache_dtype=dtype) == 10 * int(2 * per_layer)
+    with pytest.raises(BadInput, match=f"--kv-cache-dtype: '{dtype}'"):
+        kv_bytes_per_token(MLA, kv_cache_dtype=dtype)
+
+
+def test_a_model_in_float32_keeps_its_kv_in_it() -> None:
+    bench = "vllm bench serve --random-input-len 8 --random-output-len 8"
+    for serve in ("vllm serve {}", "python -m sglang.launch_server --model-path {}"):
+        command = serve.format("Qwen/Qwen2.5-0.5B-Instruct")
+        single = build_scenario(serve=f"{command} --dtype float32", bench=bench, gpu="H100")
+        half = build_scenario(serve=command, bench=bench, gpu="H100")
+        assert kv_bytes_per_token(single.model) == 2 * kv_bytes_per_token(half.model)
+        assert account_of(single).kv_bytes_per_token == 2 * account_of(half).kv_bytes_per_token
+
+
+def test_every_kv_dtype_that_an_engine_takes_has_a_size() -> None:
+    tables = {engine: table(engine).find("--kv-cache-dtype") for engine in ("vllm", "sglang")}
+    for flag in tables.values():
+        assert flag is not None
+        for dtype in flag.choices:
+            assert kv_bytes_per_token(SMALL, kv_cache_dtype=dtype) > 0

@@ -225,6 +225,16 @@ def test_prompts_go_with_concurrency_unless_kept_or_varied():
     assert both[0].source.bench.spec.num_prompts == 33
 
 
+def test_shared_prefixes_keep_their_prompts_whatever_the_concurrency():
+    gsp = "python -m sglang.bench_serving --dataset-name generated-shared-prefix --gsp-num-groups 64"
+    base = read_source(serve="vllm serve Qwen/Qwen3-8B", bench=gsp, gpu="H100")
+    changed = variant(base, (("max-concurrency", "1"),))
+    assert (changed.source.bench.spec.num_prompts, changed.derived) == (1024, ())
+    few = variant(base, (("bench.num-prompts", "10"), ("max-concurrency", "1")))
+    assert few.source.bench.spec.num_prompts == 64
+    assert [name for name, _, _ in few.derived] == ["num-prompts"]
+
+
 @pytest.mark.parametrize(
     ("one", "two", "same"),
     [

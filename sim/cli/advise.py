@@ -49,6 +49,8 @@ def advise(
     from sim.explain.outcome import GOALS
 
     per_hour = _price(price)
+    if price is not None and goal != "cost":
+        raise BadInput("--price", price, "belongs to --goal cost; leave it out, or ask for that")
     source, measured = source_of(inputs)
     found = find_advice(
         source, goal, step_times=step_times(profile), profile=None if profile is None else str(profile)

@@ -62,6 +62,8 @@ def explain(
         raise BadInput("NAME", None, "name a metric, a flag or a log line; --list prints what is known")
     name, inputs = _whole_name(name, inputs)
     source = inputs.source() if inputs.files or inputs.serve else None
+    if source is None:
+        _refuse_idle(inputs, profile)
     if engine is None and source is not None:
         engine = source.serve.engine
     found = find(name, engine)
@@ -92,6 +94,21 @@ def step_times(profile: Path | None) -> Callable[[Scenario], StepTimeModel | Non
     from sim.explain.uncertain import defaults
 
     return defaults if profile is None else lambda scenario: step_time_from(profile, scenario)[0]
+
+
+def _refuse_idle(inputs: ScenarioOptions, profile: Path | None) -> None:
+    """Refuse what would describe a scenario where there is none to add numbers of."""
+    given: dict[str, object] = {
+        name: getattr(inputs, name)
+        for name in ScenarioOptions.__dataclass_fields__
+        if name not in ("files", "serve", "engine_version")
+    }
+    given["profile"] = profile
+    for name, value in given.items():
+        if value not in (None, ()):
+            option = "--set" if name == "sets" else "--" + name.replace("_", "-")
+            shown = " ".join(value) if isinstance(value, tuple) else str(value)
+            raise BadInput(option, shown, "belongs to a scenario: name its file, or give --serve as well")
 
 
 def _whole_name(name: str, inputs: ScenarioOptions) -> tuple[str, ScenarioOptions]:

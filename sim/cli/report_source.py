@@ -10,6 +10,8 @@ from sim.build import ScenarioSource, read_source
 from sim.cli.options import ScenarioOptions, read_text
 from sim.commands.serve import table
 from sim.errors import BadInput
+from sim.hardware.gpus import find_gpu
+from sim.provenance import Origin
 from sim.results import BenchResult
 from sim.results_io.files import read_result
 
@@ -47,7 +49,6 @@ def _of_result(result: BenchResult, path: str, inputs: ScenarioOptions) -> Scena
     if gpu is None:
         raise BadInput("--gpu", None, f"{path} does not name the GPU; give it")
     content["workload"] = _workload(result, path)
-    tokens = result.server.get("kv_cache_tokens")
     same_engine = serve is None
     return read_source(
         file=content,
@@ -58,10 +59,33 @@ def _of_result(result: BenchResult, path: str, inputs: ScenarioOptions) -> Scena
         model=inputs.model or (identity.get("model") if same_engine else None),
         engine_version=inputs.engine_version or (identity.get("engine_version") if same_engine else None),
         sets=inputs.sets,
-        kv_cache_tokens=inputs.kv_cache_tokens or (int(tokens) if tokens else None),
+        kv_cache_tokens=inputs.kv_cache_tokens or _logged_pool(result, inputs),
         num_gpu_blocks=inputs.num_gpu_blocks,
         seed=inputs.seed,
     )
+
+
+def _logged_pool(result: BenchResult, inputs: ScenarioOptions) -> int | None:
+    """The KV pool that an engine logged [tokens]; None where none did, or on another deployment.
+
+    A prediction has it where it was told of it; one that it computed would pass for an observation.
+    """
+    tokens, identity = result.server.get("kv_cache_tokens"), result.identity
+    told = result.origin == "measured" or result.extra.get("kv_origin") in (Origin.GIVEN, Origin.LOGGED)
+    if not tokens or not told or inputs.serve or inputs.num_gpu_blocks is not None:
+        return None
+    if inputs.gpu is not None and not _same_gpu(inputs.gpu, identity.get("gpu")):
+        return None
+    return int(tokens) if inputs.model in (None, identity.get("model")) else None
+
+
+def _same_gpu(asked: str, measured: object) -> bool:
+    if not isinstance(measured, str):
+        return True  # the result names no card: the option only says which one it was
+    try:
+        return find_gpu(asked)[0].name == find_gpu(measured)[0].name
+    except BadInput:
+        return asked == measured
 
 
 def _engine(identity: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -8,7 +8,13 @@ import click
 
 from sim.hardware.gpus import gpu_rows
 from sim.models.table import load_model, model_names
-from sim.models.weights import active_parameters, count_parameters, kv_bytes_per_token, weight_bytes
+from sim.models.weights import (
+    active_parameters,
+    count_parameters,
+    kv_bytes_per_token,
+    weight_bytes,
+    with_quantization,
+)
 
 GIB = 2**30
 
@@ -35,7 +41,7 @@ def models(pattern: str | None, as_json: bool) -> None:
                 "active_parameters": active_parameters(model),
                 "weight_bytes": weight_bytes(model),
                 "quantization": model.quant.method if model.quant else None,
-                "kv_bytes_per_token": kv_bytes_per_token(model),
+                "kv_bytes_per_token": kv_bytes_per_token(with_quantization(model, None)),
                 "max_position_embeddings": model.max_position_embeddings,
                 "source": model.source,
             }

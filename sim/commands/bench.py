@@ -120,7 +120,9 @@ def bench_from_flags(
     apply = apply_vllm_flags if client == "vllm" else apply_sglang_flags
     spec, more = apply(given, replace(base, client=client) if base else default_spec(client), base is None)
     unmodelled = [
-        Note("not-modelled", g.spelling, g.flag.effect) for g in flags if g.flag.role == "not-modelled"
+        Note("not-modelled", g.spelling, g.flag.effect)
+        for g in flags
+        if g.flag.role == "not-modelled" and not g.absent
     ]
     return BenchCommand(
         client=client,

@@ -104,6 +104,11 @@ class FlagTable:
             raise BadInput(spelling, None, f"could be any of {', '.join(sorted(begun))}")
         return next(iter(begun.values()), None)
 
+    def is_negative(self, spelling: str) -> bool:
+        """Whether a spelling (no dotted tail) is the `--no-` form of a flag that has one; see `find`."""
+        flag, normal = self.find(spelling), normalise(spelling)
+        return flag is not None and flag.kind == "bool" and normal.startswith("--no-") and normal != flag.name
+
     def nearest(self, spelling: str, count: int = 1) -> list[str]:
         """The most similar known long spellings, best first."""
         import difflib
@@ -246,11 +251,11 @@ def _read_one(
         value = (inline,) if equals else tuple(_take(queue, 1))
         return GivenFlag(flag, f"{flag.name}.{tail}", value or ("true",))
     if flag.kind in NO_VALUE_KINDS:
-        negated = flag.kind == "bool" and normalise(head).startswith("--no-") and head != flag.name
+        negated = table.is_negative(head)
         if not equals and queue and queue[0].lower() in {"true", "false"}:
             inline, equals = queue.pop(0), "="
         if equals:
-            negated = not truth(flag.name, inline)
+            negated ^= not truth(flag.name, inline)  # `--no-x=false` asks for x
             notes.append(
                 Note(
                     "warning",

@@ -23,7 +23,7 @@ from sim.yamltext import load_yaml
 
 FIELD = "--serve"
 _OTHER: dict[EngineName, EngineName] = {"vllm": "sglang", "sglang": "vllm"}
-_MODEL_FLAG: dict[EngineName, str] = {"vllm": "--model", "sglang": "--model-path"}
+MODEL_FLAG: dict[EngineName, str] = {"vllm": "--model", "sglang": "--model-path"}
 _MODULES: dict[str, EngineName] = {
     "vllm.entrypoints.openai.api_server": "vllm",
     "vllm.entrypoints.api_server": "vllm",
@@ -139,7 +139,7 @@ def serve_from_words(
         positional = positional or file_positional
     if len(positional) > 1:
         raise BadInput(FIELD, positional[1], f"is not a flag; the model is already {positional[0]!r}")
-    model_flag = _MODEL_FLAG[engine]
+    model_flag = MODEL_FLAG[engine]
     named_model = next((g.text for g in flags if g.flag.name == model_flag), None)
     model = positional[0] if positional else named_model
     if positional and named_model not in (None, positional[0]):
@@ -272,7 +272,9 @@ def mapping_words(key: str, value: object, flags: FlagTable) -> list[str]:
     if value is None:
         return []
     if flag.kind in {"bool", "switch"} and isinstance(value, bool):
-        return [spelling] if value else [flag.negative] if flag.kind == "bool" else []
+        if value or flag.kind == "switch":
+            return [spelling] if value else []
+        return [flag.name if flags.is_negative(spelling) else flag.negative]
     if isinstance(value, Mapping) or (isinstance(value, list) and flag.kind == "json"):
         return [spelling, json.dumps(value)]
     if isinstance(value, list):

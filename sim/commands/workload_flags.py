@@ -25,7 +25,6 @@ _FILE_KINDS: dict[str, Literal["sharegpt", "azure", "mooncake", "vllm-result", "
     "vllm-result": "vllm-result",
     "lengths": "lengths",
 }
-_TRACES = {"azure", "mooncake", "timed_trace", "vllm-result", "lengths"}
 
 
 READY_CHECK = "--ready-check-timeout-sec"
@@ -70,9 +69,7 @@ def apply_vllm_flags(given: Given, base: WorkloadSpec, from_text: bool) -> tuple
         changes["endpoint"] = endpoint
     if from_text or given.has("--ignore-eos"):
         changes["ignore_eos"] = isinstance(dataset, RandomDataset) or given.truth("--ignore-eos") is True
-    if isinstance(dataset, RandomDataset) and given.has("--dataset-name"):
-        changes["use_trace_arrivals"] = False
-    changes.update(_replay(given, from_text))
+    changes.update(_replay(given, dataset, from_text))
     spec = replace(base, dataset=dataset, **changes)
     return spec, notes + _assumptions(given, spec)
 
@@ -81,17 +78,12 @@ def apply_sglang_flags(given: Given, base: WorkloadSpec, from_text: bool) -> tup
     """Apply `sglang.bench_serving` flags to `base`; see `apply_vllm_flags`."""
     dataset, notes = _sglang_dataset(given, base.dataset, from_text)
     changes = _common(given, base)
-    if given.word("--dataset-name") == "generated-shared-prefix" and isinstance(
-        dataset, PrefixRepetitionDataset
-    ):
-        per_group = given.integer("--gsp-prompts-per-group") or 16
-        changes["num_prompts"] = dataset.num_prefixes * per_group
+    if isinstance(dataset, PrefixRepetitionDataset):
+        changes.update(_group_prompts(given, dataset, base))
     if given.has("--warmup-requests"):
         changes["num_warmups"] = given.integer("--warmup-requests", minimum=0)
     if from_text or given.has("--disable-ignore-eos"):
         changes["ignore_eos"] = given.truth("--disable-ignore-eos") is not True
-    if given.truth("--use-trace-timestamps"):
-        changes["use_trace_arrivals"] = True
     slowdown = given.number("--mooncake-slowdown-factor", above=0.0)
     if slowdown is not None:
         changes["rate_scale"] = 1.0 / slowdown
@@ -99,7 +91,7 @@ def apply_sglang_flags(given: Given, base: WorkloadSpec, from_text: bool) -> tup
     if backend is not None:
         chat = "/v1/chat/completions" if backend.endswith("-chat") else "/v1/completions"
         changes["endpoint"] = _SGLANG_ENDPOINTS.get(backend, chat)
-    changes.update(_replay(given, from_text))
+    changes.update(_replay(given, dataset, from_text))
     spec = replace(base, dataset=dataset, **changes)
     return spec, notes + _assumptions(given, spec)
 
@@ -157,11 +149,12 @@ def _common(given: Given, base: WorkloadSpec) -> dict[str, Any]:
     rate = given.word("--request-rate")
     if rate is not None:
         changes["request_rate"] = real("--request-rate", rate, above=0.0, infinite=True)
+        changes["ramp_up"] = None  # one of the two: a ramp sets the rate itself
     return changes
 
 
-def _replay(given: Given, from_text: bool) -> dict[str, Any]:
-    """Trace replay: the trace's own times unless a request rate was given (vLLM: `--no-self-timed`)."""
+def _replay(given: Given, dataset: Dataset, from_text: bool) -> dict[str, Any]:
+    """Trace replay: the trace's own times unless a schedule was given (vLLM: `--no-self-timed`)."""
     changes: dict[str, Any] = {}
     scale = given.number("--rate-scale", above=0.0)
     if scale is not None:
@@ -169,13 +162,21 @@ def _replay(given: Given, from_text: bool) -> dict[str, Any]:
     duration = given.number("--duration", above=0.0)
     if duration is not None:
         changes["duration"] = duration
-    if from_text and given.word("--dataset-name") in _TRACES:
-        changes["use_trace_arrivals"] = not given.has("--request-rate")
-    for flag in ("--self-timed", "--use-trace-arrivals"):
+    scheduled = given.has("--request-rate") or given.has("--ramp-up-strategy")
+    if scheduled or (given.has("--dataset-name") and not _is_trace(dataset)):
+        changes["use_trace_arrivals"] = False
+    elif from_text and _is_trace(dataset):
+        changes["use_trace_arrivals"] = True
+    for flag in ("--use-trace-timestamps", "--self-timed", "--use-trace-arrivals"):
         asked = given.truth(flag)
         if asked is not None:
             changes["use_trace_arrivals"] = asked
     return changes
+
+
+def _is_trace(dataset: Dataset) -> bool:
+    """Whether a data set may bring its own send times."""
+    return isinstance(dataset, FileDataset) and dataset.kind != "sharegpt"
 
 
 def _burstiness(given: Given) -> float | None:
@@ -232,7 +233,7 @@ def _vllm_dataset(given: Given, base: Dataset) -> Dataset:
             suffix_len=_first(given.integer("--prefix-repetition-suffix-len"), None, prefix.suffix_len),
             num_prefixes=_first(given.integer("--prefix-repetition-num-prefixes"), None, prefix.num_prefixes),
             output_len=_first(output, given.integer("--prefix-repetition-output-len"), prefix.output_len),
-            shuffle=prefix.shuffle and not given.truth("--disable-shuffle"),
+            shuffle=_shuffle(given, "--disable-shuffle", prefix.shuffle),
         )
     return _file_dataset(given, base, name, output)
 
@@ -257,8 +258,15 @@ def _file_dataset(given: Given, base: Dataset, name: str, output: int | None) ->
         kind=kind,
         path=path,
         output_len=next((n for n in lengths if n is not None), None),
-        shuffle=not given.truth("--disable-shuffle"),
+        shuffle=_shuffle(given, "--disable-shuffle", own.shuffle if own else True),
+        context_len=given.integer("--sharegpt-context-len") or (own.context_len if own else None),
     )
+
+
+def _shuffle(given: Given, unset: str, before: bool) -> bool:
+    """Whether the client shuffles: `unset` is the flag that keeps it from doing so."""
+    asked = given.truth(unset)
+    return before if asked is None else not asked
 
 
 def _check_timed_trace(given: Given) -> None:
@@ -304,9 +312,20 @@ def _sglang_dataset(given: Given, base: Dataset, from_text: bool) -> tuple[Datas
             suffix_len=_first(given.integer("--gsp-question-len"), None, own_prefix.suffix_len),
             num_prefixes=_first(given.integer("--gsp-num-groups"), None, own_prefix.num_prefixes),
             output_len=_first(given.integer("--gsp-output-len"), None, own_prefix.output_len),
-            shuffle=own_prefix.shuffle and not given.truth("--gsp-ordered"),
+            shuffle=_shuffle(given, "--gsp-ordered", own_prefix.shuffle),
         ), []
     return _file_dataset(given, base, name, None), []
+
+
+def _group_prompts(given: Given, dataset: PrefixRepetitionDataset, base: WorkloadSpec) -> dict[str, int]:
+    """generated-shared-prefix sends so many prompts per group, whatever `--num-prompts` says."""
+    sizes = ("--gsp-num-groups", "--gsp-prompts-per-group")
+    own = base.dataset if isinstance(base.dataset, PrefixRepetitionDataset) else None
+    if own is not None and not any(map(given.has, sizes)):
+        return {}
+    before = 16 if own is None else max(1, base.num_prompts // own.num_prefixes)
+    per_group = given.integer("--gsp-prompts-per-group") or before
+    return {"num_prompts": dataset.num_prefixes * per_group}
 
 
 def _sglang_range_note(ratio: float) -> list[Note]:

@@ -155,7 +155,8 @@ def _from_file(path: Path, part: str | None, asked: str) -> tuple[GpuSpec, tuple
         fields = dict(content)
         name = str(fields.pop("name", path.stem))
     else:
-        name = part or (str(next(iter(content))) if len(content) == 1 else "")
+        content = {str(key): value for key, value in content.items()}  # YAML reads `5090:` as a number
+        name = part or (next(iter(content)) if len(content) == 1 else "")
         if name not in content:
             raise BadInput("--gpu", str(path), f"pick one: {path}:NAME with NAME of {', '.join(content)}")
         fields = content[name]

@@ -17,7 +17,7 @@ from sim.steptime.base import FrontEnd
 from sim.workload.table import RequestTable
 
 NAN = float("nan")
-STATUS = ("unfinished", "ok", "empty", "server_error")
+STATUS = ("unfinished", "ok", "empty", "server_error", "refused")
 
 
 class Track:
@@ -125,6 +125,16 @@ class Recorder:
             counts.extend(array("q", [first]) * requests)
         self._status.extend(bytes(requests))
 
+    def forget_unsent(self) -> None:
+        """Drop the rows of requests that no client sent; nothing is sent any more."""
+        columns: list[array[float] | array[int] | bytearray] = [
+            *(self._sent, self._at_engine, self._first_scheduled, self._first_result),
+            *(self._first_token, self._last_token, self._prompt_len, self._output_len),
+            *(self._cached, self._preemptions, self._status),
+        ]
+        for column in columns:
+            del column[self._num_sent :]
+
     def sent(self, request: Request, now: float, at_engine: float) -> None:
         """The client sends a request now; it will have passed the front end at `at_engine`."""
         row = self._num_sent
@@ -133,6 +143,14 @@ class Recorder:
         self._sent[row] = now
         self._at_engine[row] = at_engine
         self._prompt_len[row] = request.prompt_len
+
+    def refused(self, request: Request, now: float) -> None:
+        """The client sends a request now, and the server turns it away at once."""
+        row = self._num_sent
+        self._num_sent = row + 1
+        self._sent[row] = now
+        self._prompt_len[row] = request.prompt_len
+        self._status[row] = 4
 
     def admitted(self, request_id: str, hit: int, now: float) -> bool:
         """A scheduling call lets a request run, with that prefix hit. Returns whether it is the first one."""

@@ -46,6 +46,8 @@ def run(
     step_time: StepTimeModel,
     *,
     max_concurrency: int | None = None,
+    duration: float | None = None,
+    refuses: Callable[[Request], bool] | None = None,
     warmups: Sequence[Request] = (),
     stream_interval: int = 1,
     idle_poll: float = 0.0,
@@ -59,6 +61,9 @@ def run(
     Args:
         scheduler: fresh; it is used up.
         max_concurrency: cap of the client on requests in flight.
+        duration: the client sends nothing later than so many seconds after its start; what is left out then
+            leaves no record.
+        refuses: whether the server turns a request away before its engine sees it; None: it takes them all.
         warmups: sent before the clock starts, all at once; they leave no records but what they cached.
         stream_interval: tokens per streamed chunk (both engines' `--stream-interval`).
         idle_poll: see `Replica`.
@@ -72,7 +77,9 @@ def run(
         BadInput: the engine would refuse a request.
     """
     requests = _in_order(requests)
-    if leap and steps is None and not warmups and fast is not False and _has_kernels():
+    # The kernels send everything; without a cap, what would come too late is not among the requests.
+    cut = refuses is not None or (duration is not None and max_concurrency is not None)
+    if leap and steps is None and not warmups and not cut and fast is not False and _has_kernels():
         from sim.fast.glue import run_compiled
         from sim.interrupts import uninterrupted
 
@@ -102,8 +109,11 @@ def run(
         _send(env, replica, recorder, warmups, max_concurrency)
         recorder.restart(env.now)
         replica.forget_usage()
-    _send(env, replica, recorder, requests, max_concurrency)
+    sent = _send(env, replica, recorder, requests, max_concurrency, duration, refuses)
     recorder.flush()
+    if sent < len(requests):
+        requests = requests.first(sent) if isinstance(requests, RequestTable) else requests[:sent]
+        recorder.forget_unsent()
     parts = recorder.ttft_parts(requests)
     return RunOutcome(
         records=recorder.records(requests, parts),
@@ -139,11 +149,21 @@ def _send(
     recorder: Recorder,
     requests: Sequence[Request],
     max_concurrency: int | None,
-) -> None:
-    """Run until the last of `requests` is answered."""
+    duration: float | None = None,
+    refuses: Callable[[Request], bool] | None = None,
+) -> int:
+    """Run until the last of `requests` is answered, or of those sent in time. Returns how many were sent."""
     recorder.expect(len(requests))
     plan = replica.plan if isinstance(replica, LeapingReplica) else None
-    client = Client(env, requests, replica.submit, max_concurrency, plan)
+
+    def turn_away(request: Request, when: float) -> bool:
+        if refuses is None or not refuses(request):
+            return False
+        recorder.refused(request, when)
+        return True
+
+    turn = None if refuses is None else turn_away
+    client = Client(env, requests, replica.submit, max_concurrency, plan, duration, turn)
     replica.on_delivered = client.delivered
     try:
         with collector_off():
@@ -154,6 +174,7 @@ def _send(
         ) from ran_dry
     if replica.failure is not None:
         raise replica.failure
+    return client.sent
 
 
 def _first_open(recorder: Recorder) -> str:

@@ -183,10 +183,24 @@ def _from_path(path: Path) -> ModelConfig:
     quantization = file.parent / "hf_quant_config.json"
     if isinstance(config, dict) and "quantization_config" not in config and quantization.is_file():
         # ModelOpt checkpoints keep their scheme in a file of its own.
-        section = load_json(quantization.read_text(encoding="utf-8")).get("quantization")
-        config = {**config, "quantization_config": section}
+        config = {**config, "quantization_config": _modelopt_scheme(quantization)}
     # A folder and the config.json in it are one model, so they have one name.
     return parse_config(config, str(file.parent if file.name == "config.json" else path))
+
+
+def _modelopt_scheme(file: Path) -> Mapping[str, Any]:
+    """The section `quantization` of a ModelOpt checkpoint's own file."""
+    try:
+        section = load_json(file_text(file))["quantization"]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("--model", str(file), f"cannot be read: {error}") from None
+    except ValueError:
+        raise BadInput("--model", str(file), "is not valid JSON; download it again") from None
+    except (KeyError, TypeError):
+        section = None
+    if not isinstance(section, Mapping):
+        raise BadInput("--model", str(file), 'must hold an object "quantization"; download it again')
+    return section
 
 
 def _from_hub(name: str) -> Mapping[str, Any] | None:

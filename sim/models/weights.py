@@ -9,15 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from sim.errors import BadInput
+from sim.models.dtypes import DTYPE_BYTES, FP8_DS_MLA_BYTES, kv_element_bytes, kv_head_bytes
 from sim.models.model import ModelConfig, QuantConfig
-
-DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 # vLLM pads the vocabulary to a multiple of this before sharding it (vocab_parallel_embedding.py).
 VOCAB_PADDING = 64
-
-# One MLA token in vLLM's fp8_ds_mla layout: 512 fp8 values, 4 fp32 scales, 64 bf16 rope values.
-FP8_DS_MLA_BYTES = 656
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,23 +251,10 @@ def check_tensor_parallel(model: ModelConfig, tp: int) -> None:
             )
 
 
-def kv_element_bytes(model: ModelConfig, kv_cache_dtype: str = "auto") -> float:
-    """Bytes of one element of the KV cache under `--kv-cache-dtype`."""
-    if kv_cache_dtype == "auto":
-        return DTYPE_BYTES["bf16" if model.dtype == "fp32" else model.dtype]
-    if kv_cache_dtype.startswith(("fp8", "int8")):
-        return 1
-    if kv_cache_dtype.startswith(("fp4", "nvfp4")):
-        return 0.5 + 1 / 16
-    return {"bfloat16": 2, "bf16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}.get(
-        kv_cache_dtype, 2
-    )
-
-
 def kv_bytes_per_token_per_layer(
     model: ModelConfig, tp: int = 1, kv_cache_dtype: str = "auto", *, sliding: bool = False
 ) -> int:
-    """KV bytes of one token in one layer on one rank.
+    """KV bytes of one token in one layer on one rank (the mean of all layers under TurboQuant).
 
     MLA: one latent of kv_lora_rank + qk_rope_head_dim elements, no factor 2, the same on every rank
     (`vllm/v1/kv_cache_interface.py MLAAttentionSpec`).
@@ -286,7 +269,7 @@ def kv_bytes_per_token_per_layer(
     if sliding:
         key, value = model.sliding_head_dim or key, model.sliding_v_head_dim or value
     heads = _kv_heads_per_rank(model, tp, sliding)
-    return int(heads * (key + value) * kv_element_bytes(model, kv_cache_dtype))
+    return int(heads * kv_head_bytes(model, kv_cache_dtype, key, value))
 
 
 def kv_bytes_per_token(model: ModelConfig, tp: int = 1, kv_cache_dtype: str = "auto") -> int:

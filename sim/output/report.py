@@ -160,7 +160,8 @@ def _totals(result: BenchResult) -> list[str]:
     if settings.get("max_concurrency") is not None:
         lines.append(_line("Maximum request concurrency", settings["max_concurrency"]))
     rate = settings.get("request_rate")
-    if isinstance(rate, int | float) and np.isfinite(rate):
+    follows_trace = settings.get("use_trace_arrivals") is True
+    if isinstance(rate, int | float) and np.isfinite(rate) and not follows_trace:
         lines.append(_line("Request rate configured (RPS)", float(rate)))
     lines.append(_line("Benchmark duration (s)", float(result.duration), _band(result, "duration")))
     for label, key in (

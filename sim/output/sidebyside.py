@@ -10,6 +10,7 @@ from sim.comparison.compare import figure
 from sim.errors import BadInput
 from sim.results import BenchResult
 from sim.scenario import Scenario
+from sim.workload.spec import PrefixRepetitionDataset, WorkloadSpec
 
 # Prompts for a given concurrency: enough waves to reach a steady state, few enough to run on hardware.
 PROMPTS_AT = {1: 20, 16: 32, 64: 128, 128: 256}
@@ -54,6 +55,16 @@ def num_prompts_at(concurrency: int) -> int:
     return PROMPTS_AT.get(concurrency, max(20, 2 * concurrency))
 
 
+def prompts_of(workload: WorkloadSpec, concurrency: int) -> int:
+    """Prompts to send of a load at a concurrency.
+
+    Those of a load with shared prefixes stay: how many there are per prefix decides on its hit rate.
+    """
+    if isinstance(workload.dataset, PrefixRepetitionDataset):
+        return max(workload.num_prompts, workload.dataset.num_prefixes)
+    return num_prompts_at(concurrency)
+
+
 def parse_levels(text: str | None) -> tuple[int, ...]:
     """Read "1,16,64". Raises BadInput for anything but distinct whole numbers of at least 1."""
     if text is None:
@@ -81,7 +92,8 @@ def sweep(
         return Curve(name, (Point(scenario.workload.max_concurrency, predict(scenario)),))
     points = []
     for level in levels:
-        workload = replace(scenario.workload, max_concurrency=level, num_prompts=num_prompts_at(level))
+        prompts = prompts_of(scenario.workload, level)
+        workload = replace(scenario.workload, max_concurrency=level, num_prompts=prompts)
         points.append(Point(level, predict(replace(scenario, workload=workload))))
     return Curve(name, tuple(points))
 

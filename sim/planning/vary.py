@@ -10,8 +10,9 @@ from sim.build import ScenarioSource
 from sim.carry import carried
 from sim.commands import serve as serve_commands
 from sim.errors import BadInput
-from sim.output.sidebyside import num_prompts_at
+from sim.output.sidebyside import prompts_of
 from sim.scenario import Observed, Scenario
+from sim.workload.spec import PrefixRepetitionDataset
 
 FIELD = "--vary"
 SOURCE_KEYS = ("gpu", "gpu-count", "model", "engine-version", "kv-cache-tokens")
@@ -124,7 +125,7 @@ def variant(
     """The scenario with `settings` on top.
 
     A client's concurrency changes how many prompts reach a steady state, so prompts go with it (see
-    `sim.output.sidebyside.num_prompts_at`) unless `scale_prompts` is off.
+    `sim.output.sidebyside.prompts_of`) unless `scale_prompts` is off.
 
     Raises:
         BadInput: a setting that neither engine nor client has; names `field`.
@@ -133,10 +134,12 @@ def variant(
     derived: list[tuple[str, str, str]] = []
     for key, value in settings:
         changed = _with(changed, key, value, field)
-        if plain(key) == CONCURRENCY and scale_prompts and changed.bench.spec.max_concurrency is not None:
-            prompts = num_prompts_at(changed.bench.spec.max_concurrency)
-            changed = changed.with_settings([f"bench.{PROMPTS}={prompts}"])
-            derived.append((PROMPTS, str(prompts), f"goes with {CONCURRENCY}={value}"))
+        spec, level = changed.bench.spec, changed.bench.spec.max_concurrency
+        if plain(key) == CONCURRENCY and scale_prompts and level is not None:
+            prompts = prompts_of(spec, level)
+            if prompts != spec.num_prompts or not isinstance(spec.dataset, PrefixRepetitionDataset):
+                changed = changed.with_settings([f"bench.{PROMPTS}={prompts}"])
+                derived.append((PROMPTS, str(prompts), f"goes with {CONCURRENCY}={value}"))
     if any(_splits(source, key) for key, _ in settings) and "gpu-count" not in map(plain, dict(settings)):
         if source.gpu_count is not None:
             derived.append(("gpu-count", "as many as it takes", "a replica's parallel sizes say"))

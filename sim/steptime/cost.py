@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sim.models.dtypes import DTYPE_BYTES
 from sim.models.model import ModelConfig
 from sim.models.weights import (
-    DTYPE_BYTES,
     bytes_per_weight,
     count_parameters,
     expected_distinct_experts,

@@ -159,7 +159,7 @@ def _prompts(spec: WorkloadSpec, seed: int, rng: np.random.RandomState) -> Promp
     if isinstance(dataset, PrefixRepetitionDataset):
         return prefix_repetition(dataset, n, seed)
     if dataset.kind == "sharegpt":
-        return read_sharegpt(dataset, n, seed)
+        return read_sharegpt(dataset, n, seed, spec.client)
     trace = read_trace(dataset)
     cut = first(trace, n)
     if len(cut) < n:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from typing import Any, Literal
 
 from sim.errors import BadInput
 from sim.provenance import Note
@@ -14,7 +14,10 @@ from sim.workload.files import INPUT_NAMES, OUTPUT_NAMES, json_lines, parse_json
 from sim.workload.spec import FileDataset
 
 BYTES_PER_TOKEN = 4.0  # English text under today's vocabularies: 4 to 4.5 bytes; no tokenizer is at hand
-MIN_LEN, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048  # is_valid_sequence, vllm/benchmarks/datasets, 0.28
+# vLLM: is_valid_sequence, vllm/benchmarks/datasets, 0.28
+MIN_LEN, MAX_PROMPT, MAX_TOTAL = 4, 1024, 2048
+# SGLang: sample_sharegpt_requests, sglang/benchmark/datasets/sharegpt.py, 0.5.21
+MIN_LEN_SGLANG = 2
 
 
 def estimate_tokens(text: str) -> int:
@@ -22,13 +25,17 @@ def estimate_tokens(text: str) -> int:
     return math.ceil(len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN)  # half an emoji, too
 
 
-def read_sharegpt(dataset: FileDataset, n: int, seed: int) -> Prompts:
-    """The first `n` usable entries after the client's own shuffle; too few are drawn again at random.
+def read_sharegpt(
+    dataset: FileDataset, n: int, seed: int, client: Literal["vllm", "sglang"] = "vllm"
+) -> Prompts:
+    """The first `n` usable entries after the client's own shuffle.
+
+    Of too few, vLLM's client draws some again at random; SGLang's sends those there are.
 
     Entries are conversations (`conversations: [{"value": ...}, {"value": ...}, ...]`; the first two turns
-    count, entries with fewer are skipped, and too short or too long ones too, as vLLM does) or lengths
-    (`input_len`, `output_len` and their usual aliases; none is skipped). Order of draws: ShareGPTDataset,
-    vllm/benchmarks/datasets, 0.28.
+    count, entries with fewer are skipped, and too short or too long ones too, as the client does) or lengths
+    (`input_len`, `output_len` and their usual aliases; none is skipped but for `context_len`). Order of
+    draws: ShareGPTDataset, vllm/benchmarks/datasets, 0.28.
 
     Raises:
         BadInput: naming file and entry.
@@ -37,16 +44,24 @@ def read_sharegpt(dataset: FileDataset, n: int, seed: int) -> Prompts:
     with_text = [(where, e["conversations"]) for where, e in entries if "conversations" in e]
     if with_text and len(with_text) < len(entries):
         raise BadInput(dataset.path, None, "mixes conversations and lengths; use one of the two")
-    lengths = _conversations(with_text, dataset, n, seed) if with_text else _plain(entries, dataset, n, seed)
+    lengths = (
+        _conversations(with_text, dataset, n, seed, client)
+        if with_text
+        else _plain(entries, dataset, n, seed)
+    )
     if not lengths:
-        hint = f"holds no usable entry (two turns, {MIN_LEN} to {MAX_PROMPT} prompt tokens)"
+        least = f"{MIN_LEN} to {MAX_PROMPT}" if client == "vllm" else f"at least {MIN_LEN_SGLANG}"
+        hint = f"holds no usable entry (two turns, {least} prompt tokens)"
         raise BadInput("--dataset-path", dataset.path, hint)
     notes = []
     if with_text:
         text = f"lengths are estimated at {BYTES_PER_TOKEN:g} bytes per token; give lengths to be exact"
         notes.append(Note("assumed", dataset.path, text))
     rows = list(range(len(lengths)))
-    if len(rows) < n:
+    if len(rows) < n and client == "sglang":
+        text = f"{len(rows)} usable entries for {n} prompts: all are sent, once"
+        notes.append(Note("warning", dataset.path, text))
+    elif len(rows) < n:
         notes.append(
             Note("info", dataset.path, f"{len(rows)} usable entries for {n} prompts: some are repeated")
         )
@@ -79,7 +94,7 @@ def _shuffled(count: int, dataset: FileDataset, seed: int) -> list[int]:
 
 
 def _conversations(
-    entries: list[tuple[str, Any]], dataset: FileDataset, n: int, seed: int
+    entries: list[tuple[str, Any]], dataset: FileDataset, n: int, seed: int, client: Literal["vllm", "sglang"]
 ) -> list[tuple[int, int]]:
     """(prompt, output) tokens of conversations, as many as asked for."""
     for where, turns in entries:
@@ -97,10 +112,21 @@ def _conversations(
             raise BadInput(where, None, 'conversation turns must be objects with a "value"') from None
         tokens = estimate_tokens(prompt)
         output = dataset.output_len or estimate_tokens(answer)
-        too_short = tokens < MIN_LEN or (dataset.output_len is None and output < MIN_LEN)
-        if not (too_short or tokens > MAX_PROMPT or tokens + output > MAX_TOTAL):
+        if _sends(dataset, client, tokens, output):
             lengths.append((tokens, output))
     return lengths
+
+
+def _sends(dataset: FileDataset, client: Literal["vllm", "sglang"], prompt: int, output: int) -> bool:
+    """Whether a client sends a conversation of so many tokens."""
+    if client == "sglang":
+        return prompt >= MIN_LEN_SGLANG and output >= MIN_LEN_SGLANG and _fits(dataset, prompt + output)
+    too_short = prompt < MIN_LEN or (dataset.output_len is None and output < MIN_LEN)
+    return not (too_short or prompt > MAX_PROMPT or prompt + output > MAX_TOTAL)
+
+
+def _fits(dataset: FileDataset, total: int) -> bool:
+    return dataset.context_len is None or total <= dataset.context_len
 
 
 def _plain(
@@ -108,9 +134,12 @@ def _plain(
 ) -> list[tuple[int, int]]:
     """(prompt, output) tokens of a file of lengths."""
     lengths: list[tuple[int, int]] = []
-    for index in _shuffled(len(entries), dataset, seed)[:n]:
+    for index in _shuffled(len(entries), dataset, seed):
+        if len(lengths) == n:
+            break
         where, entry = entries[index]
         tokens = whole(pick(entry, INPUT_NAMES, where), where, "input_len", 1)
         output = dataset.output_len or whole(pick(entry, OUTPUT_NAMES, where), where, "output_len", 1)
-        lengths.append((tokens, output))
+        if _fits(dataset, tokens + output):
+            lengths.append((tokens, output))
     return lengths

@@ -52,13 +52,15 @@ class FileDataset:
 
     `kind`: "sharegpt" (ShareGPT JSON, or JSON/JSONL of lengths), "azure" (CSV), "mooncake" (JSONL),
     "vllm-result" (detailed result of `vllm bench serve`), "lengths" (JSONL of arrival, lengths, prefix).
-    `output_len` replaces every output length of the file. `shuffle` concerns "sharegpt" only.
+    `output_len` replaces every output length of the file. `shuffle` and `context_len` (longer ones, prompt
+    and output together, are left out by SGLang's client) concern "sharegpt" only.
     """
 
     kind: Literal["sharegpt", "azure", "mooncake", "vllm-result", "lengths"]
     path: str
     output_len: int | None = None
     shuffle: bool = True
+    context_len: int | None = None
 
 
 Dataset = RandomDataset | PrefixRepetitionDataset | FileDataset

@@ -157,6 +157,11 @@ def _resolve_types(given: Given, values: Values, model: ModelConfig, gpu: GpuSpe
     rule = "as the checkpoint is" if own_method else "the checkpoint is not quantised"
     check_capability(values.choose("quantization", method, own_method, rule), model, gpu, _CAPABILITIES)
     values.choose("kv_cache_dtype", given.word("--kv-cache-dtype"), "auto", "auto: the model's dtype")
+    if values["kv_cache_dtype"].startswith("turboquant_"):
+        values.not_modelled(
+            "--kv-cache-dtype",
+            "pages of two sizes are padded: the pool is smaller than counted here",
+        )
 
 
 def _same_method(given: str, own: str) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sim.hardware.spec import GpuSpec
+from sim.models.dtypes import DTYPE_BYTES
 from sim.models.model import ModelConfig
-from sim.models.weights import DTYPE_BYTES
 
 GIB = 2**30
 MIB = 2**20
