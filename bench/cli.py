@@ -87,7 +87,9 @@ def launch_flags(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--resume", is_flag=True, help="Keep finished points of an earlier run in --result-dir.")
 @click.option("--force", is_flag=True, help="Overwrite results, and run in spite of what doctor finds.")
 @click.option(
-    "--request-timeout", metavar="SECONDS", default="3600", show_default=True, help="Limit of one request."
+    "--request-timeout",
+    metavar="SECONDS",
+    help="Limit of one request, queue included [default: 3600, and 300 without a byte between tokens].",
 )
 def bench(inputs: ScenarioOptions, **given: Any) -> None:
     """Run the scenario on the real engine and judge the result.
@@ -143,8 +145,8 @@ def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
     for first, second in pairwise(subjects):
         lines = table(align(first.scenario, second.scenario))
         _print_table(("knob", first.stem, second.stem, ""), lines)
-    total = _seconds("--request-timeout", given["request_timeout"])
-    timeouts = Timeouts(first_token=min(600.0, total), idle=min(300.0, total), total=total)
+    limit: str | None = given["request_timeout"]
+    timeouts = Timeouts() if limit is None else Timeouts.of_request(_seconds("--request-timeout", limit))
     options = BenchOptions(launch, folder, resume=given["resume"], timeouts=timeouts, plots=given["plots"])
     with LiveTable() as reporter:
         outcomes = run_serial(plans, options, gpus, reporter)

@@ -25,6 +25,7 @@ from bench.stream import Status, StreamOutcome, StreamReader
 from bench.wire import Wire, WireBackend, clock
 from sim.errors import ServecastError
 from sim.jsontext import load_json
+from sim.secrets import without_secrets
 
 # vLLM and SGLang serve through uvicorn, which closes connections after 5 s without a request.
 _KEEPALIVE_S = 4.0
@@ -228,7 +229,8 @@ class Client:
         if self._key:
             headers["authorization"] = f"Bearer {self._key}"
         elif self._url.userinfo:
-            headers["authorization"] = f"Basic {b64encode(self._url.userinfo).decode()}"
+            login = f"{self._url.username}:{self._url.password}"
+            headers["authorization"] = f"Basic {b64encode(login.encode()).decode()}"
         self._headers = httpx.Headers(headers)
         limits = target.timeouts
         self._timeout = {
@@ -374,7 +376,7 @@ class Client:
         )
 
     def _clean(self, message: str) -> str:
-        return message.replace(self._key, "***") if self._key else message
+        return without_secrets(message.replace(self._key, "***") if self._key else message)
 
 
 def _is_event_stream(response: httpx.Response) -> bool:

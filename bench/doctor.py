@@ -13,7 +13,7 @@ from typing import Literal
 
 from bench.failures import EngineFailed, Failure
 from bench.hf_cache import ModelFiles, find_model
-from bench.telemetry import MIB, TOLERANCE, GpuInfo, Gpus, capability, open_gpus
+from bench.telemetry import MIB, TOLERANCE, GpuInfo, Gpus, GpusSilent, capability, open_gpus
 
 GIB = 1 << 30
 Status = Literal["ok", "warn", "fail", "unknown"]
@@ -153,6 +153,13 @@ def check_gpus(gpus: Gpus | None) -> list[Check]:
                 "for a GPU: install its driver, and pip install 'servecast[gpu]'",
             )
         ]
+    try:
+        return _gpu_checks(gpus)
+    except GpusSilent as error:
+        return [Check("gpu", "warn", str(error), "nvidia-smi must answer before an engine finds its GPU")]
+
+
+def _gpu_checks(gpus: Gpus) -> list[Check]:
     checks = []
     for info, sample in zip(gpus.info(), gpus.sample(), strict=True):
         sm = "" if info.compute_capability is None else f", sm_{''.join(map(str, info.compute_capability))}"

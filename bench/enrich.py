@@ -13,6 +13,7 @@ from bench.crosscheck import cross_check, describe, trust_histograms
 from bench.doctor import environment_facts
 from bench.failures import classify
 from bench.live_log import read_samples
+from bench.metrics import prefix_lookups
 from bench.probe.reading import probe_cost
 from bench.session import Live, Subject
 from bench.sweep import Point
@@ -66,10 +67,11 @@ def complete(result: BenchResult, context: Context) -> BenchResult:
         server |= {name: _whole(value) for name, value in view.counters.items()}
         server["max_kv_usage"] = None if series is None else _largest(series.kv_usage.tolist())
         extra["metrics"] = describe(view, trust_histograms(result.records, view))
+        hits, queries = prefix_lookups(view.counters) or (None, None)
         evidence = replace(
             evidence,
-            prefix_queries=_whole(view.counters.get("prefix_cache_queries")),
-            prefix_hits=_whole(view.counters.get("prefix_cache_hits")),
+            prefix_queries=_whole(queries),
+            prefix_hits=_whole(hits),
             engine_restarted=view.restarted or seen.restarted(),
             server_notes=tuple(note for note in found if note.kind != "info"),
         )
@@ -79,6 +81,10 @@ def complete(result: BenchResult, context: Context) -> BenchResult:
         notes.append(Note("info", "/metrics", "not to be had: no server-side figures"))
     if seen.failed_scrapes:
         notes.append(Note("info", "/metrics", f"{seen.failed_scrapes} scrapes went unanswered"))
+    if seen.gpu_failures:
+        count, last = len(seen.gpu_failures), seen.gpu_failures[-1]
+        text = f"{count} looks at the GPUs went unanswered, the last because {last}"
+        notes.append(Note("info", "gpus", text))
     if seen.gpu:
         extra["gpus"] = _gpu_summary(seen)
     samples = [asdict(sample) for sample in read_samples(launch.server.logs())]

@@ -5,24 +5,34 @@ Load goes through `bench.client`; this is for the questions asked around it, fro
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
+import socket
+import ssl
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit
 
 from sim.errors import BadInput
+
+Fault = Literal["", "refused", "unknown_host", "unreachable", "tls"]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An HTTP answer; `status` 0 means that there was none (refused, reset, timed out)."""
+    """An HTTP answer; `status` 0 means that there was none (refused, reset, timed out).
+
+    `fault` is what waiting does not mend about an answer that there is none of, or "".
+    """
 
     status: int
     body: bytes
     reason: str = ""
+    fault: Fault = ""
 
     @property
     def ok(self) -> bool:
@@ -67,6 +77,9 @@ def fetch(
     key = os.environ.get(api_key_env, "")
     if key:
         headers["authorization"] = f"Bearer {key}"
+    elif parts.username is not None:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["authorization"] = f"Basic {b64encode(login.encode()).decode()}"
     data = None
     if body is not None:
         data = json.dumps(body).encode()
@@ -80,4 +93,16 @@ def fetch(
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError) as error:
-        return Answer(0, b"", str(error) or type(error).__name__)
+        return Answer(0, b"", str(error) or type(error).__name__, _fault(error))
+
+
+def _fault(error: Exception) -> Fault:
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    if isinstance(error, socket.gaierror):
+        return "unknown_host"
+    if isinstance(error, ssl.SSLError):
+        return "tls"
+    if isinstance(error, OSError) and error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return "unreachable"
+    return ""

@@ -10,24 +10,30 @@ from pathlib import Path
 
 from bench.telemetry import GpuSample
 from bench.watch import Watched
+from sim.errors import BadInput
 from sim.results import BenchResult
 from sim.results_io.atomic import write_text
 from sim.results_io.files import write_requests_csv, write_result
 
 FIELD = "--result-dir"
+PICTURE = ".png"
+_SIDES = (".requests.csv", ".metrics_before.prom", ".metrics_after.prom", ".series.csv", ".gpu.csv", PICTURE)
 
 
 def write_files(path: Path, result: BenchResult, seen: Watched, begun: float) -> None:
     """Write `path` (JSON) and, beside it under the same stem, what else there is; each whole or not at all.
 
     `.requests.csv`; `.metrics_before.prom` and `.metrics_after.prom` as scraped; `.series.csv` (seconds since
-    the run's start, running, waiting, KV use 0..1, preemptions so far); `.gpu.csv`.
+    the run's start, running, waiting, KV use 0..1, preemptions so far); `.gpu.csv`. What an earlier run of
+    the same name left there goes, also its picture: all that stands beside a result belongs to it.
 
     Raises:
         BadInput: the folder cannot be written to.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     stem = path.with_suffix("")
+    for side in _SIDES:
+        _remove(Path(f"{stem}{side}"))
     write_result(result, path, field=FIELD)
     if result.records is not None:
         write_requests_csv(result.records, f"{stem}.requests.csv", field=FIELD)
@@ -57,6 +63,13 @@ def write_files(path: Path, result: BenchResult, seen: Watched, begun: float) ->
             for sample in samples
         ]
         write_text(f"{stem}.gpu.csv", _table(("time_s", *names), rows), FIELD)
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadInput(FIELD, str(path), f"cannot be replaced: {error.strerror}") from None
 
 
 def _cell(value: float | int | None) -> float | int | str:

@@ -95,11 +95,30 @@ def choose_kind(source: ScenarioSource, options: LaunchOptions) -> LaunchKind:
         raise BadInput("--base-url", None, "--launch url needs it: where does the server answer?")
     if options.base_url is not None and options.kind not in (None, "url"):
         raise BadInput("--base-url", options.base_url, f"does not go with --launch {options.kind}")
-    if options.kind is not None:
-        return options.kind
-    if options.base_url is not None:
-        return "url"
-    return "docker" if options.image or source.serve.image else "process"
+    kind = options.kind
+    if kind is None:
+        named = options.image or source.serve.image
+        kind = "url" if options.base_url is not None else "docker" if named else "process"
+    if kind != "docker":
+        _refuse_container_options(options, "--base-url" if kind == "url" else "a process")
+    return kind
+
+
+def _refuse_container_options(options: LaunchOptions, instead: str) -> None:
+    gpus = options.gpus if options.gpus is None or isinstance(options.gpus, str) else ",".join(options.gpus)
+    mount = None if not options.mounts else str(options.mounts[0][0])
+    network = None if options.network == "bridge" else options.network
+    given = {
+        "--gpus": gpus,
+        "--mount": mount,
+        "--shm-size": options.shm_bytes,
+        "--network": network,
+        "--image": options.image,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            hint = f"is of a container and means nothing to {instead}: leave it out, or use --launch docker"
+            raise BadInput(flag, value, hint)
 
 
 def prepare(

@@ -44,6 +44,7 @@ def run_load(
     on_progress: OnProgress | None = None,
     stop: threading.Event | None = None,
     processes: int | None = None,
+    outcome: Outcome | None = None,
 ) -> BenchResult:
     """Send the load that `spec` describes and wait for the answers.
 
@@ -57,6 +58,7 @@ def run_load(
         on_progress: called about twice a second, from the event loop: must return quickly.
         stop: set it from another thread to end the run early.
         processes: how many send the load; None: as many as the expected number of streams needs.
+        outcome: filled as the run goes, for whoever needs its start.
 
     Returns:
         origin "measured", with a verdict on client-side evidence; see `bench.validity` for adding the
@@ -76,7 +78,7 @@ def run_load(
         duration=spec.duration,
         tokens_per_word=facts["tokens_per_word"] or 1.0,
     )
-    outcome = Outcome()
+    outcome = Outcome() if outcome is None else outcome
     if processes is None:
         processes = processes_for(expected_streams(spec, requests))
     try:
@@ -160,7 +162,8 @@ async def _ask_models(client: Client, target: Target) -> Target:
     except NoAnswer:
         return target  # proxies and bare engines need not have it
     models = answer.get("data") if isinstance(answer, dict) else None
-    entries = [m for m in models or () if isinstance(m, dict) and isinstance(m.get("id"), str)]
+    listed = models if isinstance(models, list) else []
+    entries = [m for m in listed if isinstance(m, dict) and isinstance(m.get("id"), str)]
     ids = [entry["id"] for entry in entries]
     if target.model not in ids:
         return target

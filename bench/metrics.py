@@ -202,11 +202,25 @@ class ServerView:
 
     @property
     def imbalance(self) -> float | None:
-        """Largest share of the generated tokens times the number of engines: 1 is even; None for one."""
-        tokens = [values.get("generation_tokens", 0.0) for values in self.per_engine.values()]
+        """Largest share of the generated tokens times the number of engines: 1 is even; None below two.
+
+        Of engines that count their own: SGLang labels its gauges by rank and adds its counters up.
+        """
+        own = [figures for engine, figures in self.per_engine.items() if engine]
+        tokens = [figures["generation_tokens"] for figures in own if "generation_tokens" in figures]
         if len(tokens) < 2 or sum(tokens) <= 0:
             return None
         return max(tokens) * len(tokens) / sum(tokens)
+
+
+def prefix_lookups(counters: Mapping[str, float | int | None]) -> tuple[float, float] | None:
+    """(hits, tokens looked up) of the prefix cache, from counters by their names here; None if unknown.
+
+    SGLang counts no lookups: it looks every prompt token up.
+    """
+    hits = counters.get("prefix_cache_hits")
+    queries = counters.get("prefix_cache_queries") or counters.get("prompt_tokens")
+    return None if hits is None or not queries else (float(hits), float(queries))
 
 
 def view(snapshot: Snapshot) -> ServerView:
@@ -274,7 +288,8 @@ def _view(after: Snapshot, before: Snapshot | None) -> ServerView:
     missing += [figure for figure in HISTOGRAMS if figure not in histograms]
     usage = gauges["kv_usage"]
     return ServerView(
-        engines=max(1, len(per_engine)) if per_engine else 0,
+        # Figures without a label beside labelled ones are sums over the engines, not one more of them.
+        engines=sum(engine != "" for engine in per_engine) or min(1, len(per_engine)),
         running=sum(gauges["running"].values()) if gauges["running"] else None,
         waiting=sum(gauges["waiting"].values()) if gauges["waiting"] else None,
         kv_usage_mean=_mean(usage.values()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from sim.errors import BadInput
@@ -21,7 +21,7 @@ class Timeouts:
     """
 
     connect: float = 10.0
-    first_token: float = 600.0
+    first_token: float = 3600.0  # under a full load it is the time in the queue
     idle: float = 300.0
     total: float = 3600.0
 
@@ -30,6 +30,11 @@ class Timeouts:
             value = getattr(self, name)
             if not value > 0:
                 raise BadInput(f"{name} timeout", value, "must be above 0 s")
+
+    @classmethod
+    def of_request(cls, total: float) -> Self:
+        """A limit of so many seconds, to the first token and between tokens as to the last one [s]."""
+        return cls(first_token=total, idle=total, total=total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,10 @@ class Target:
         parts = urlsplit(self.base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise BadInput("--base-url", self.public_url, "must look like http://host:port")
+        try:
+            _ = parts.port
+        except ValueError:
+            raise BadInput("--base-url", self.public_url, "its port must be a number up to 65535") from None
         _ = self.dialect
 
     @property

@@ -47,9 +47,14 @@ def points_for(
     rates: Sequence[float] = (),
     num_prompts: int | None = None,
 ) -> list[Point]:
-    """The points of one engine; engines with the same load get the same points, hence the same prompts."""
+    """The points of one engine; engines with the same load get the same points, hence the same prompts.
+
+    A number of prompts that the load's own command names holds for every point.
+    """
     scenario = subject.scenario
     spec = replace(scenario.workload, seed=scenario.seed)
+    if num_prompts is None and any(g.flag.name == "--num-prompts" for g in subject.source.bench.given):
+        num_prompts = spec.num_prompts
     return points_of(spec, concurrencies=concurrencies, rates=rates, num_prompts=num_prompts)
 
 

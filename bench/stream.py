@@ -170,7 +170,7 @@ class StreamReader:
             return
         try:
             body = _decode(data.decode())
-        except ValueError:  # covers UnicodeDecodeError and JSONDecodeError
+        except (ValueError, RecursionError):  # the first covers UnicodeDecodeError and JSONDecodeError
             if name == "error":
                 self._fail(data.decode("utf-8", "replace")[:500])
             elif name in ("", "message"):
@@ -185,10 +185,14 @@ class StreamReader:
         if self._model is None:
             model = body.get("model")
             self._model = model if isinstance(model, str) else None
-        if "meta_info" in body:
-            self._native(time, body)
-        else:
-            self._openai(time, body)
+        try:
+            if "meta_info" in body:
+                self._native(time, body)
+            else:
+                self._openai(time, body)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            # A value of another type than the dialect has: checking each would cost every token.
+            self._fail(f"an event of an unknown shape: {data[:200]!r}")
 
     def _server_error(self, body: dict[str, Any]) -> None:
         error = body.get("error") or body

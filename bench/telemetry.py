@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+from sim.errors import ServecastError
 
 MIB = 1 << 20
 TOLERANCE = 500 * MIB  # drivers and displays keep a little; engines hold gigabytes
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +67,12 @@ class GpuInfo:
     cuda: tuple[int, int] | None
 
 
+class GpusSilent(ServecastError):
+    """The driver, or the tool that asks it, gave no answer that can be read."""
+
+
 class Gpus(Protocol):
-    """The GPUs of this host."""
+    """The GPUs of this host; each question may raise `GpusSilent`."""
 
     def info(self) -> tuple[GpuInfo, ...]:
         """One entry per GPU."""
@@ -92,7 +99,7 @@ def open_gpus() -> Gpus | None:
     smi = NvidiaSmi(program)
     try:
         return smi if smi.info() else None
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except GpusSilent:
         return None
 
 
@@ -122,13 +129,14 @@ class Nvml:
         cuda = None if version is None else (version // 1000, version % 1000 // 10)
         found = []
         for index, handle in enumerate(self._handles):
+            memory = self._memory(handle)
             capability = self._ask(nvml.nvmlDeviceGetCudaComputeCapability, handle)
             found.append(
                 GpuInfo(
                     index,
                     _text(self._ask(nvml.nvmlDeviceGetName, handle)),
                     None if capability is None else (int(capability[0]), int(capability[1])),
-                    int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    int(memory.total),
                     driver,
                     cuda,
                 )
@@ -140,7 +148,7 @@ class Nvml:
         nvml = self._nvml
         found = []
         for index, handle in enumerate(self._handles):
-            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            memory = self._memory(handle)
             rates = self._ask(nvml.nvmlDeviceGetUtilizationRates, handle)
             power = self._ask(nvml.nvmlDeviceGetPowerUsage, handle)
             found.append(
@@ -166,6 +174,13 @@ class Nvml:
                 found[process.pid] = GpuProcess(int(process.pid), process.usedGpuMemory, name)
         return tuple(found.values())
 
+    def _memory(self, handle: Any) -> Any:
+        """What every GPU tells, unless it is lost."""
+        try:
+            return self._nvml.nvmlDeviceGetMemoryInfo(handle)
+        except self._nvml.NVMLError as error:
+            raise GpusSilent(f"the GPU driver does not answer: {error}") from error
+
     def _ask(self, function: Callable[..., Any], *args: Any) -> Any:
         """The answer, or None where this GPU or driver has none."""
         try:
@@ -186,43 +201,54 @@ class NvidiaSmi:
 
     def info(self) -> tuple[GpuInfo, ...]:
         """One entry per GPU; the driver's CUDA version is not among nvidia-smi's CSV figures."""
-        rows = self._query("--query-gpu=index,name,compute_cap,memory.total,driver_version")
-        return tuple(
-            GpuInfo(
-                int(row["index"]),
-                row["name"],
-                capability(row["compute_cap"]),
-                _bytes(row["memory.total"]) or 0,
-                row["driver_version"],
-                None,
-            )
-            for row in rows
-        )
+        return self._query("--query-gpu=index,name,compute_cap,memory.total,driver_version", parse_info)
 
     def sample(self) -> tuple[GpuSample, ...]:
         """All GPUs now."""
         fields = (
             "index,memory.used,memory.total,utilization.gpu,clocks.sm,clocks.mem,power.draw,temperature.gpu"
         )
-        return parse_memory(self._text(f"--query-gpu={fields}"))
+        return self._query(f"--query-gpu={fields}", parse_memory)
 
     def processes(self) -> tuple[GpuProcess, ...]:
         """Who holds memory on any of them."""
-        return parse_processes(self._text("--query-compute-apps=pid,used_memory,name"))
+        return self._query("--query-compute-apps=pid,used_memory,name", parse_processes)
 
-    def _query(self, query: str) -> list[dict[str, str]]:
-        return _rows(self._text(query))
-
-    def _text(self, query: str) -> str:
-        return subprocess.run(  # noqa: S603 - fixed arguments
-            [self._program, query, "--format=csv"], capture_output=True, text=True, timeout=20, check=True
-        ).stdout
+    def _query(self, query: str, read: Callable[[str], _Found]) -> _Found:
+        words = [self._program, query, "--format=csv"]
+        try:
+            done = subprocess.run(  # noqa: S603 - fixed arguments
+                words, capture_output=True, text=True, timeout=20, check=True
+            )
+            return read(done.stdout)
+        except subprocess.CalledProcessError as error:
+            said = " ".join((error.stdout + error.stderr).split())[:200]
+            raise GpusSilent(f"nvidia-smi ended with status {error.returncode}: {said}") from error
+        except subprocess.TimeoutExpired as error:
+            raise GpusSilent(f"nvidia-smi gave no answer within {error.timeout:.0f} s") from error
+        except (OSError, LookupError, ValueError) as error:
+            raise GpusSilent(f"nvidia-smi is of no use here: {error!r}") from error
 
 
 def capability(text: str) -> tuple[int, int] | None:
     """ "12.0" -> (12, 0); None for anything else."""
     major, _, minor = text.strip().partition(".")
     return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+
+
+def parse_info(text: str) -> tuple[GpuInfo, ...]:
+    """What does not change, from nvidia-smi's CSV; the newest CUDA is not among its figures."""
+    return tuple(
+        GpuInfo(
+            int(row["index"]),
+            row["name"],
+            capability(row["compute_cap"]),
+            _bytes(row["memory.total"]) or 0,
+            row["driver_version"],
+            None,
+        )
+        for row in _rows(text)
+    )
 
 
 def parse_memory(text: str) -> tuple[GpuSample, ...]:
@@ -317,11 +343,21 @@ def wait_freed(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> HostState:
-    """Poll until the memory is back, or the time is up: then the host is dirty."""
+    """Poll until the memory is back, or the time is up: then the host is dirty.
+
+    Raises:
+        GpusSilent: the driver had no answer to the last poll either.
+    """
     began = clock()
     while True:
-        state = judge_memory(before, gpus.sample(), gpus.processes())
         waited = clock() - began
-        if state.clean or waited > timeout:
-            return HostState(state.clean, state.leaked, state.pids, waited)
+        try:
+            state = judge_memory(before, gpus.sample(), gpus.processes())
+        except GpusSilent:
+            if waited > timeout:
+                raise
+        else:
+            waited = clock() - began
+            if state.clean or waited > timeout:
+                return HostState(state.clean, state.leaked, state.pids, waited)
         sleep(0.5)

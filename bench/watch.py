@@ -20,12 +20,13 @@ from bench.metrics import (
     parse,
 )
 from bench.servers.base import Exit, Server
-from bench.telemetry import Gpus, GpuSample
+from bench.telemetry import Gpus, GpuSample, GpusSilent
 from bench.wire import clock
 from sim.results import ServerSeries
 
 _NAMES = tuple(name for names in (*GAUGES.values(), *COUNTERS.values()) for name in names)
 _SCRAPE_SHARE = 0.02  # of the time
+_GPU_SHARE = 0.1  # of the time; nvidia-smi takes up to a second, and a CPU with it
 _KEPT = (*_NAMES, "process_start_time_seconds")
 
 
@@ -39,6 +40,7 @@ class Watched:
         gpu: (time, samples).
         died: the engine's exit, if it was gone during or right after the load.
         failed_scrapes: scrapes without an answer while the engine was there.
+        gpu_failures: why GPU samples were not to be had, one for each.
     """
 
     before: str | None = None
@@ -47,6 +49,7 @@ class Watched:
     gpu: list[tuple[float, tuple[GpuSample, ...]]] = field(default_factory=list)
     died: Exit | None = None
     failed_scrapes: int = 0
+    gpu_failures: list[str] = field(default_factory=list)
 
     def difference(self) -> ServerView | None:
         """Growth from before to after; None without both scrapes.
@@ -118,7 +121,7 @@ def worth_keeping(text: str) -> str:
 
 
 class Watcher:
-    """Looks at a server from a thread of its own, from `begin` to `finish`.
+    """Looks at a server from a thread of its own, from `begin` to `finish`; at the GPUs from another one.
 
     Scrapes are only kept here and parsed afterwards: parsing beside the load generator would be felt in
     the latencies that it measures.
@@ -137,21 +140,23 @@ class Watcher:
         self._interval = interval
         self._api_key_env = api_key_env
         self._done = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self.seen = Watched()
         self.engine_gone = threading.Event()
 
     def begin(self) -> None:
         """Take the scrape before the load and start to watch."""
         self.seen.before = self.scrape()
-        self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
-        self._thread.start()
+        work = [self._run] if self._gpus is None else [self._run, self._run_gpus]
+        self._threads = [threading.Thread(target=run, name="watcher", daemon=True) for run in work]
+        for thread in self._threads:
+            thread.start()
 
     def finish(self) -> Watched:
         """Stop to watch and take the scrape after the load."""
         self._done.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
         if self.seen.died is None:
             self.seen.died = self._server.exited()
         if self.seen.died is None:
@@ -180,8 +185,17 @@ class Watcher:
             self.seen.scrapes.append((now, worth_keeping(text)))
         elif self.seen.before is not None:
             self.seen.failed_scrapes += 1
-        if self._gpus is not None:
-            self.seen.gpu.append((now, self._gpus.sample()))
+
+    def _run_gpus(self) -> None:
+        assert self._gpus is not None
+        while not self._done.is_set() and not self.engine_gone.is_set():
+            began = clock()
+            try:
+                self.seen.gpu.append((began, self._gpus.sample()))
+            except GpusSilent as error:
+                self.seen.gpu_failures.append(str(error))
+            took = clock() - began
+            self._done.wait(max(self._interval, took / _GPU_SHARE) - took)
 
     def scrape(self) -> str | None:
         """The text of /metrics now; None if it is not to be had."""

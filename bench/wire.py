@@ -54,14 +54,16 @@ class Drainer:
     def _run(self) -> None:
         dirty = self._dirty
         until = clock() + _DRAIN_BUDGET
-        while dirty:
-            dirty.popleft().drain()
-            if clock() > until:
-                break
-        if dirty:
-            self._loop.call_soon(self._run)
-        else:
-            self._scheduled = False
+        try:
+            while dirty:
+                dirty.popleft().drain()
+                if clock() > until:
+                    break
+        finally:  # whatever one wire meets, the others are drained
+            if dirty:
+                self._loop.call_soon(self._run)
+            else:
+                self._scheduled = False
 
 
 class Wire(asyncio.BufferedProtocol, httpcore.AsyncNetworkStream):

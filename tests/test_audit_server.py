@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from bench.audit.audit import audit
 from bench.audit.finding import verdict
 from bench.audit.quality import warmup
+from bench.audit.reading import _of_result
+from sim.results import BenchResult
 from sim.results_io.files import write_result
 from tests.audit_runs import about, files, read, report
 from tests.explain_scenarios import printed, run_of
@@ -41,6 +45,24 @@ def test_a_warm_cache_contaminates_a_random_load(tmp_path):
     assert "CONTAMINATED" in about(findings, "cache")
     assert verdict(findings) == "not comparable"
     assert "2 warm-ups" in about(findings, "warmup")
+
+
+@pytest.mark.parametrize(
+    ("intended", "hits", "warm"), [(300, 290, False), (300, 900, True), (None, 290, True)]
+)
+def test_hits_that_the_load_means_to_have_are_no_contamination(intended, hits, warm):
+    measured = BenchResult(
+        origin="measured",
+        tool="servecast bench",
+        identity={"workload": {"dataset_name": "mooncake"}},
+        duration=10.0,
+        aggregates={"completed": 10, "failed": 0, "mean_ttft_ms": 300.0},
+        server={"prefix_cache_hits": hits, "prefix_cache_queries": 1000},
+        extra={} if intended is None else {"intended_prefix_hits": intended},
+    )
+    told = about(audit((_of_result(measured, "a"),)), "cache")
+    assert ("CONTAMINATED" in told) == warm
+    assert ("prompts begin alike" in told) == (intended is not None)
 
 
 def test_dumps_of_another_run_are_not_taken_for_this_one(tmp_path):

@@ -42,6 +42,7 @@ CLASSES = {
     "never_answers": ("timeout", "first_token"),
     "wrong_model": ("server_error", ""),
     "bad_json": ("server_error", ""),
+    "odd_shape": ("server_error", ""),
     "bad_chunk_size": ("truncated", ""),
 }
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from bench.crosscheck import cross_check, describe
 from bench.histogram import check_against_client, from_buckets, merge
-from bench.metrics import cache_info, difference, histogram_by_name, parse, view
+from bench.metrics import cache_info, difference, histogram_by_name, parse, prefix_lookups, view
 from bench.watch import Watched, any_restart, worth_keeping
 from sim.results import RequestRecords
 
@@ -188,6 +188,23 @@ def test_engines_are_summed_and_kept_apart():
     assert seen.mean("ttft") == 0.3
     assert seen.per_engine["2"]["generation_tokens"] == 600
     assert seen.imbalance == pytest.approx(1.8)
+
+
+def test_sums_beside_ranks_are_no_engine_of_their_own():
+    text = "".join(f'sglang:num_running_reqs{{dp_rank="{rank}",model_name="m"}} 5\n' for rank in range(2))
+    text += 'sglang:generation_tokens_total{model_name="m"} 900\n'
+    seen = view(parse(text))
+    assert (seen.engines, seen.running, seen.imbalance) == (2, 10, None)
+    assert seen.counters["generation_tokens"] == 900
+    assert view(parse('sglang:generation_tokens_total{model_name="m"} 900\n')).engines == 1
+    assert view(parse("")).engines == 0
+
+
+def test_lookups_of_an_engine_that_counts_none_are_its_prompt_tokens():
+    assert prefix_lookups({"prefix_cache_hits": 5, "prompt_tokens": 10}) == (5, 10)
+    assert prefix_lookups({"prefix_cache_hits": 5, "prefix_cache_queries": 8, "prompt_tokens": 10}) == (5, 8)
+    assert prefix_lookups({"prompt_tokens": 10}) is None
+    assert prefix_lookups({"prefix_cache_hits": 5}) is None
 
 
 def test_tensor_parallel_ranks_are_one_engine():

@@ -109,6 +109,17 @@ def test_key_goes_out_and_nowhere_else(monkeypatch, caplog):
     assert "sk-very-secret" not in repr(got) + caplog.text
 
 
+def test_other_secrets_in_an_answer_are_not_kept():
+    client = Client(Target("http://h:1", "m"))
+    assert client._clean("see http://u:S3CRET@h/") == "see http://u:***@h/"
+
+
+def test_one_limit_for_a_request_holds_for_each_wait():
+    limits = Timeouts.of_request(7200.0)
+    assert (limits.first_token, limits.idle, limits.total) == (7200.0, 7200.0, 7200.0)
+    assert Timeouts().first_token == Timeouts().total  # a queue is no failure
+
+
 def test_no_key_no_header(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     _, (asked,) = serve_and_ask()

@@ -21,6 +21,8 @@ from bench.telemetry import (
     GpuInfo,
     GpuProcess,
     GpuSample,
+    GpusSilent,
+    NvidiaSmi,
     Nvml,
     judge_memory,
     parse_memory,
@@ -223,6 +225,51 @@ def test_waiting_ends_when_time_is_up():
     assert state.waited == pytest.approx(30, abs=1)
 
 
+class Silent(Gpus):
+    """A driver that answers only from `back` on."""
+
+    def __init__(self, back):
+        super().__init__(0, 0)
+        self.back = back
+
+    def sample(self):
+        if self.now < self.back:
+            raise GpusSilent("nvidia-smi gave no answer within 20 s")
+        return super().sample()
+
+
+def test_a_driver_that_is_silent_for_a_moment_is_waited_for_and_no_longer():
+    gpus = Silent(5)
+    before = (GpuSample(0, 0, 80 << 30),)
+    assert wait_freed(gpus, before, clock=lambda: gpus.now, sleep=gpus.sleep).clean
+    gpus = Silent(1000)
+    with pytest.raises(GpusSilent):
+        wait_freed(gpus, before, timeout=30, clock=lambda: gpus.now, sleep=gpus.sleep)
+    assert gpus.now == pytest.approx(30, abs=1)
+
+
+def test_a_silent_driver_is_a_warning_of_the_doctors():
+    (check,) = check_gpus(Silent(1000))
+    assert (check.status, "no answer" in check.detail) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("echo lost >&2; exit 15", "status 15: lost"),
+        ("echo index", "of no use"),
+    ],
+)
+def test_nvidia_smi_that_fails_is_one_clear_error(tmp_path, script, words):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{script}\necho nonsense\n")
+    program.chmod(0o755)
+    with pytest.raises(GpusSilent, match=words):
+        NvidiaSmi(str(program)).info()
+    with pytest.raises(GpusSilent, match="of no use"):
+        NvidiaSmi("/no/such/program").sample()
+
+
 def test_gpus_that_are_in_use_are_told():
     checks = {check.name: check for check in check_gpus(Gpus(40 << 30, 0))}
     assert "sm_90" in checks["gpu 0"].detail
@@ -293,6 +340,16 @@ def test_nvml_in_our_units_and_unsupported_is_unknown():
 def test_nvml_without_gpus_is_no_nvml():
     with pytest.raises(RuntimeError, match="no GPU"):
         Nvml(FakeNvml(count=0))
+
+
+def test_a_gpu_that_is_lost_is_no_traceback():
+    class Lost(FakeNvml):
+        def nvmlDeviceGetMemoryInfo(self, handle):  # noqa: N802
+            raise self.NVMLError("GPU is lost")
+
+    for ask in (Nvml(Lost()).sample, Nvml(Lost()).info):
+        with pytest.raises(GpusSilent, match="GPU is lost"):
+            ask()
 
 
 def test_nvidia_smi_columns():

@@ -118,6 +118,25 @@ def test_options_that_contradict_each_other(model, options):
         choose_kind(source_of(model), LaunchOptions(**options))
 
 
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"gpus": ("0", "1")}, "--gpus"),
+        ({"gpus": "all"}, "--gpus"),
+        ({"mounts": ((Path("/data"), "/data"),)}, "--mount"),
+        ({"shm_bytes": 1 << 30}, "--shm-size"),
+        ({"network": "host"}, "--network"),
+        ({"image": "repo/engine:v1"}, "--image"),
+    ],
+)
+@pytest.mark.parametrize("where", [{"kind": "process"}, {"base_url": "http://127.0.0.1:1"}])
+def test_options_of_a_container_are_refused_elsewhere(model, options, flag, where):
+    with pytest.raises(BadInput, match="--launch docker") as refused:
+        choose_kind(source_of(model), LaunchOptions(**options, **where))
+    assert refused.value.field == flag
+    assert choose_kind(source_of(model), LaunchOptions(**options, kind="docker")) == "docker"
+
+
 def test_a_running_server_takes_no_probe(model, tmp_path):
     with pytest.raises(BadInput, match="--probe"):
         spec_of(model, tmp_path, base_url="http://127.0.0.1:1", probe=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -302,6 +303,77 @@ def test_a_server_that_wants_a_key_says_so_at_once():
     assert server.now == 5.0
 
 
+@contextlib.contextmanager
+def answering(statuses):
+    """A server with the status named for each path, and 404 elsewhere; gives its address and what it got."""
+    got = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            got.append((self.path, self.headers["authorization"]))
+            self.send_response(statuses.get(self.path, 404))
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}", got
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "statuses", [{"/health": 401}, {"/health": 403}, {"/health": 200, "/v1/models": 401}]
+)
+def test_a_server_that_wants_a_key_is_locked_wherever_it_says_so(statuses):
+    with answering(statuses) as (address, _):
+        assert http_look(f"http://{address}", "m")().locked
+
+
+@pytest.mark.parametrize("statuses", [{"/health": 200}, {"/health": 307}])
+def test_an_address_without_an_api_is_given_up_after_a_grace(statuses, monkeypatch):
+    monkeypatch.setattr("bench.servers.ready._GRACE_S", 0.1)
+    with answering(statuses) as (address, _), pytest.raises(EngineFailed, match=r"no_api.*--base-url"):
+        ready(UrlServer(f"http://{address}"), stall_timeout=20)
+
+
+def test_an_engine_of_ours_may_have_no_api_yet():
+    class Early(Scripted):
+        def look(self):
+            return replace(super().look(), elsewhere=self.now < 100.0)
+
+    assert Early([(100.0, {"health": 200, "models": ("m",), "completion": True})]).wait().ready == 100.0
+
+
+def test_a_trailing_v1_of_an_address_is_not_asked_for_twice(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with answering({"/health": 200}) as (address, got):
+        assert UrlServer(f"http://bob:hun%40ter2@{address}/v1/").exited() is None
+    assert got == [("/health", "Basic Ym9iOmh1bkB0ZXIy")]
+
+
+def test_a_host_that_is_none_is_told_after_a_grace(monkeypatch):
+    def fails(*args, **options):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr("socket.create_connection", fails)
+    monkeypatch.setattr("bench.servers.url.GRACE", 0.1)
+    with pytest.raises(EngineFailed, match=r"unknown_host.*spelling"):
+        ready(UrlServer("http://no.such.host:8000"), stall_timeout=20)
+
+
+@pytest.mark.parametrize("url", ["http://h:99999", "http://h:80x"])
+def test_a_port_that_is_none_is_refused(url):
+    with pytest.raises(BadInput, match="port"):
+        UrlServer(url)
+
+
 def test_a_url_server_is_gone_only_after_it_was_there(tmp_path, stopping):
     engine = ProcessServer(spec(tmp_path))
     stopping(engine)
@@ -333,6 +405,18 @@ def test_secrets_are_not_shown():
         "--hf-token=***",
     ]
     assert public_env({"HF_TOKEN": "s", "VLLM_X": "1"}) == {"HF_TOKEN": "***", "VLLM_X": "1"}
+
+
+@pytest.mark.parametrize("name", ["MY_APIKEY", "DB_PASSWD", "AWS_CREDENTIALS", "HF_TOKEN", "KEY_OF_MINE"])
+def test_variables_of_secret_names_are_not_shown(name):
+    assert public_env({name: "S3CRET"}) == {name: "***"}
+
+
+def test_secrets_in_values_are_not_shown():
+    env = {"https_proxy": "http://bob:S3CRET@proxy:3128", "CACHE": "redis://:S3CRET@host/0"}
+    assert public_env(env) == {"https_proxy": "http://bob:***@proxy:3128", "CACHE": "redis://:***@host/0"}
+    words = public_command(("vllm", "--api_key", "S3CRET", "--hf-overrides", '{"auth_token": "S3CRET"}'))
+    assert "S3CRET" not in " ".join(words)
 
 
 def test_interrupts_wait_until_the_work_is_done():

@@ -230,6 +230,30 @@ def test_an_error_after_the_finish_is_still_an_error():
     assert run(text(1.0, "a", "stop"), (1.1, {"error": "late"})).status == "server_error"
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"choices": [{"delta": "hello"}]},
+        {"choices": ["hello"]},
+        {"choices": {"0": {"text": "a"}}},
+        {"choices": 3},
+        {"choices": [{"text": "a", "token_ids": 7}]},
+        {"meta_info": None, "text": "a"},
+        {"meta_info": [1], "text": "a"},
+    ],
+)
+def test_an_event_of_an_unknown_shape_fails_its_request(event):
+    got = run(text(1.0, "a"), (2.0, event), text(3.0, "b", "stop"))
+    assert got.status == "server_error"
+    assert "an event of an unknown shape" in got.detail
+    assert got.first_token == 1.0
+
+
+def test_an_event_nested_too_deeply_fails_its_request():
+    got = run((1.0, b"data: " + b"[" * 100_000 + b"\n\n"))
+    assert (got.status, "not JSON" in got.detail) == ("server_error", True)
+
+
 def test_a_null_error_is_none():
     event = {"error": None, "choices": [{"text": "a", "finish_reason": "stop"}]}
     assert run((1.0, event)).status == "ok"

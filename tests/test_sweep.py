@@ -12,14 +12,18 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cli import bench, doctor
+from bench.driver import Progress
+from bench.enrich import complete
 from bench.failures import EngineFailed
 from bench.launch import LaunchOptions
-from bench.run import BenchOptions
+from bench.loadgen import run_load
+from bench.run import BenchOptions, _key
 from bench.serial import points_for, run_serial, subjects_of
 from bench.servers.base import free_port
 from bench.session import Reporter
 from bench.sweep import finished, points_of, prompts_for
-from bench.telemetry import GpuProcess, GpuSample
+from bench.telemetry import GpuProcess, GpuSample, GpusSilent
+from bench.watch import Watcher
 from sim.build import read_source
 from sim.errors import BadInput, NotComparable
 from sim.fingerprint import model_fingerprint
@@ -276,6 +280,119 @@ def test_telemetry_is_kept_with_the_run(scenario, tmp_path):
     assert (tmp_path / "out" / "a-c4.gpu.csv").read_text().startswith("time_s,index,memory_used")
 
 
+class BrokenGpus(Gpus):
+    """GPUs whose driver has no answer to the looks named."""
+
+    def __init__(self, broken):
+        super().__init__(0)
+        self.broken = broken
+
+    def sample(self):
+        if self.looks + 1 in self.broken:
+            self.looks += 1
+            raise GpusSilent("GPU is lost")
+        return super().sample()
+
+
+@pytest.mark.parametrize(("broken", "words"), [([1], "not watched"), ([2], "1 looks at the GPUs")])
+def test_gpus_that_do_not_answer_end_no_run(scenario, tmp_path, broken, words):
+    ((result,),) = run_on(BrokenGpus(broken), [scenario("a")], tmp_path / "out", tmp_path / "pids")
+    assert result.aggregates["completed"] == 8
+    (note,) = [note for note in result.notes if note.subject == "gpus"]
+    assert words in note.text
+    assert "GPU is lost" in note.text
+
+
+def test_a_driver_that_is_silent_after_a_stop_is_said_so(scenario, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(EngineFailed, match="gpus_silent"):
+        run_on(BrokenGpus(range(2, 10_000)), [scenario("a")], out, tmp_path / "pids")
+    assert (out / "a-c4.json").exists()
+
+
+def test_slow_looks_at_the_gpus_hold_no_scrape_up():
+    class Slow(Gpus):
+        def sample(self):
+            time.sleep(0.5)
+            return super().sample()
+
+    class Server:
+        base_url = "http://127.0.0.1:1"
+
+        def exited(self):
+            return None
+
+    class Scrapes(Watcher):
+        def scrape(self):
+            return "# TYPE x gauge\n"
+
+    watcher = Scrapes(Server(), gpus=Slow(0), interval=0.02)
+    watcher.begin()
+    wait_for(lambda: len(watcher.seen.scrapes) >= 10 and watcher.seen.gpu, 20)
+    seen = watcher.finish()
+    assert len(seen.gpu) < len(seen.scrapes)
+
+
+def test_times_count_from_the_runs_own_start(scenario, tmp_path, monkeypatch):
+    starts = []
+
+    def load(*args, outcome, on_progress, **options):
+        result = run_load(*args, outcome=outcome, **options)
+        on_progress(Progress(0.0, 8, 8, 8, 0, 40))  # a process that has ended tells no later time
+        starts.append(outcome.start)
+        return result
+
+    def seen(result, context):
+        starts.append(context.begun)
+        return complete(result, context)
+
+    monkeypatch.setattr("bench.run.run_load", load)
+    monkeypatch.setattr("bench.run.complete", seen)
+    run_on(None, [scenario("a")], tmp_path / "out", tmp_path / "pids")
+    assert starts[0] == starts[1]
+
+
+def test_files_of_an_earlier_run_do_not_stay_beside_a_new_result(scenario, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    old = [out / f"a-c4.{end}" for end in ("gpu.csv", "png", "metrics_before.prom")]
+    others = [out / name for name in ("a-c44.png", "notes.txt")]
+    for path in (*old, *others):
+        path.write_text("old")
+    run_on(None, [scenario("a")], out, tmp_path / "pids")
+    assert not (out / "a-c4.gpu.csv").exists()
+    assert not (out / "a-c4.png").exists()
+    assert (out / "a-c4.metrics_before.prom").read_text() != "old"
+    assert all(path.read_text() == "old" for path in others)
+
+
+def test_another_launch_is_another_point(scenario, tmp_path):
+    (subject,) = subjects_of([read_source(file=scenario("a"))])
+    (point,) = points_for(subject)
+    launches = [
+        LaunchOptions(),
+        LaunchOptions(program=("/venv/bin/vllm",)),
+        LaunchOptions(base_url="http://127.0.0.1:1"),
+        LaunchOptions(kind="docker"),
+        LaunchOptions(kind="docker", gpus=("0",)),
+        LaunchOptions(kind="docker", mounts=((tmp_path, "/x"),)),
+        LaunchOptions(kind="docker", network="host"),
+        LaunchOptions(kind="docker", shm_bytes=1),
+    ]
+    keys = [_key(subject, BenchOptions(launch, tmp_path), point) for launch in launches]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == _key(subject, BenchOptions(LaunchOptions(kind="process"), tmp_path), point)
+
+
+def test_prompts_that_the_load_names_hold_in_a_sweep(scenario):
+    def counts(load):
+        (subject,) = subjects_of([read_source(file=scenario("a", load=load))])
+        return [point.spec.num_prompts for point in points_for(subject, concurrencies=[1, 16])]
+
+    assert counts("--num-prompts 70") == [70, 70]
+    assert counts("") == [20, 32]
+
+
 def start(words, tmp_path):
     """The command as a process of its own, as a user runs it."""
     code = "from cli import main; main()"
@@ -356,6 +473,9 @@ def test_an_interrupt_while_stopping_does_not_cut_the_stop_short(scenario, tmp_p
         (["--mount", "/no/such:/x"], "--mount"),
         (["--env", "NAME"], "--env"),
         (["--stall-timeout", "0"], "--stall-timeout"),
+        (["--request-timeout", "0"], "--request-timeout"),
+        (["--shm-size", "1g"], "--shm-size"),
+        (["--base-url", "http://127.0.0.1:1", "--gpus", "0"], "--gpus"),
         (["--base-url", "x", "--launch", "url"], "--base-url"),
     ],
 )

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from bench.chunked import BodyBroken, ChunkDecoder
 from bench.client import Client
-from bench.payload import Target, request_body
+from bench.payload import Target, Timeouts, request_body
+from bench.wire import Drainer
 from tests.fakes.fault_server import FaultServer
 
 
@@ -48,8 +49,10 @@ def test_broken_framing_is_noticed(stream):
         decode(stream)
 
 
-async def statuses(server: FaultServer, count: int, at_once: int) -> list[str]:
-    target = Target(server.url, "m")
+async def statuses(
+    server: FaultServer, count: int, at_once: int, timeouts: Timeouts | None = None
+) -> list[str]:
+    target = Target(server.url, "m", timeouts=timeouts or Timeouts())
     body = request_body(target, [1, 2], 3)
     got: list[str] = []
     async with Client(target) as client:
@@ -94,3 +97,44 @@ def test_a_broken_connection_is_not_used_again():
     got = asyncio.run(run())
     assert got.count("truncated") == 10
     assert got.count("ok") == 20
+
+
+def test_an_answer_of_an_unknown_shape_holds_no_other_up():
+    async def run() -> list[str]:
+        async with FaultServer("odd_shape", every=5, interval=0.01) as server:
+            return await statuses(server, 40, 20, Timeouts(first_token=30.0, idle=30.0, total=30.0))
+
+    got = asyncio.run(run())
+    assert got.count("server_error") == 8
+    assert got.count("ok") == 32
+
+
+def test_whatever_one_wire_meets_the_others_are_drained():
+    drained = []
+
+    class Stub:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def drain(self) -> None:
+            if self.name == "bad":
+                raise RuntimeError("bad")
+            drained.append(self.name)
+
+    async def run() -> list[str]:
+        told = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, context: told.append(str(context["exception"]))
+        )
+        drainer = Drainer()
+        for name in ("bad", "a", "b"):
+            drainer.add(Stub(name))
+        await asyncio.sleep(0.01)
+        drainer.add(Stub("bad"))
+        await asyncio.sleep(0.01)
+        drainer.add(Stub("c"))
+        await asyncio.sleep(0.01)
+        return told
+
+    assert asyncio.run(run()) == ["bad", "bad"]
+    assert drained == ["a", "b", "c"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.histogram import QuantileInterval
-from bench.metrics import CacheInfo, ServerView
+from bench.metrics import CacheInfo, ServerView, prefix_lookups
 from bench.startup_log import StartupLog
 from sim.explain.outcome import Outcome
 from sim.results import BenchResult
@@ -191,18 +191,18 @@ class Run:
     @property
     def hit_rate(self) -> tuple[float, float] | None:
         """(hits, queries) of the prefix cache over the run [tokens]."""
-        if self.view is not None and self.paired:
-            hits = self.view.counters.get("prefix_cache_hits")
-            queries = self.view.counters.get("prefix_cache_queries") or self.view.counters.get(
-                "prompt_tokens"
-            )
-            if hits is not None and queries:
-                return hits, queries
-        if self.result is not None:
-            hits, queries = (self.result.server.get(f"prefix_cache_{key}") for key in ("hits", "queries"))
-            if hits is not None and queries:
-                return float(hits), float(queries)
-        return None
+        if self.view is not None and self.paired and (found := prefix_lookups(self.view.counters)):
+            return found
+        return prefix_lookups(self.result.server) if self.result is not None else None
+
+    @property
+    def intended_hits(self) -> int | None:
+        """Prompt tokens that a cache may hold of this load by itself [tokens]; None if it is not known."""
+        extra = self.result.extra if self.result is not None else {}
+        intended = extra.get("intended_prefix_hits")
+        if intended is None:
+            return None
+        return int(intended + (extra.get("template_overhead") or 0) * (self.num_prompts or 0))
 
     def server_quantile(self, figure: str, q: float) -> QuantileInterval | None:
         """Where a client's percentile lies, by a server-side histogram [s]."""

@@ -103,6 +103,11 @@ def _hits(run: Run, hits: float, queries: float) -> Finding:
     shares = data in SHARED_DATA or prefix > 0
     if share < WARM:
         return Finding("cache", "ok", "no contamination", evidence, "", "", (run.name,))
+    intended = run.intended_hits
+    if intended:
+        evidence += f", up to {intended:,} of them because prompts begin alike"
+        share = (hits - intended) / queries
+        shares = share < WARM
     if shares:
         return Finding("cache", "note", "hits of a load that shares prefixes", evidence, "", "", (run.name,))
     own = abs((run.foreign_tokens or 1.0) - 1.0) <= OTHER

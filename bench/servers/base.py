@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from bench.failures import EngineFailed, Failure
+from bench.fetch import Fault
 from sim.scenario import EngineName
+from sim.secrets import SECRET_NAME, without_secrets
 
 LaunchKind = Literal["process", "docker", "url"]
 LABEL = "servecast"  # on every container that servecast starts
@@ -67,10 +70,14 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """An engine that is no longer there. `code` below 0 is a signal; None is unknown."""
+    """An engine that is no longer there. `code` below 0 is a signal; None is unknown.
+
+    `fault` is why an address gives no answer, where that is all that is known.
+    """
 
     code: int | None
     detail: str = ""
+    fault: Fault = ""
 
 
 class Server(Protocol):
@@ -160,20 +167,21 @@ def public_command(command: tuple[str, ...]) -> list[str]:
     for word in command:
         flag, separator, _ = word.partition("=")
         is_flag = word.startswith("--")
-        secret = is_flag and any(part in _SECRET_WORDS for part in flag.lstrip("-").lower().split("-"))
+        secret = is_flag and any(part in _SECRET_WORDS for part in re.split("[-_]", flag.lower()))
         if hide and not is_flag:
             shown.append("***")
         elif secret and separator:
             shown.append(f"{flag}=***")
         else:
-            shown.append(word)
+            shown.append(without_secrets(word))
         hide = secret and not separator
     return shown
 
 
 def public_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables with the values of secret ones (`HF_TOKEN`, ...) replaced."""
-    return {
-        name: "***" if any(part in _SECRET_WORDS for part in name.lower().split("_")) else value
-        for name, value in env.items()
-    }
+    """The variables without secrets: neither those of secret names (`HF_TOKEN`, ...) nor those in a value."""
+    return {name: "***" if _is_secret(name) else without_secrets(value) for name, value in env.items()}
+
+
+def _is_secret(name: str) -> bool:
+    return bool(SECRET_NAME.search(name)) or any(part in _SECRET_WORDS for part in name.lower().split("_"))

@@ -9,22 +9,34 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bench.failures import EngineFailed, Failure, classify
-from bench.fetch import fetch
-from bench.servers.base import Server
+from bench.fetch import Fault, fetch
+from bench.servers.base import Exit, Server
+from sim.secrets import without_secrets
 
 _REFUSAL_S = 60.0
+_GRACE_S = 5.0  # for an answer that only another address would change
+_LOCKED = (401, 403)
+_DEAD_ENDS: Mapping[Fault, tuple[str, str]] = {
+    "unknown_host": ("unknown_host", "no such host: check the spelling of --base-url"),
+    "unreachable": ("unreachable", "no way leads to that host: check --base-url and the network"),
+    "tls": (
+        "no_tls",
+        "no trusted TLS there: check http:// against https:// in --base-url, or its certificate",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
     """What one look at a server found.
 
-    `models` is None while the listing is not to be had; `locked` says that it wants an API key that we lack.
+    `models` is None while the listing is not to be had; `locked` says that it wants an API key that we lack;
+    `elsewhere` that this is not the address of an OpenAI API, unless it is still coming up.
     """
 
     port_open: bool = False
@@ -32,6 +44,7 @@ class Readiness:
     models: tuple[str, ...] | None = None
     completion: bool = False
     locked: bool = False
+    elsewhere: bool = False
     detail: str = ""
 
 
@@ -83,12 +96,15 @@ def http_look(
             return Readiness(detail=health.reason)
         # Both engines have the route; other servers may not, and what they list and complete tells as much.
         if not health.ok and health.status != 404:
-            return Readiness(port_open=True, detail=f"/health says {health.status}")
+            locked, elsewhere = health.status in _LOCKED, 300 <= health.status < 400
+            detail = f"/health says {health.status}"
+            return Readiness(port_open=True, locked=locked, elsewhere=elsewhere, detail=detail)
         listing = fetch(base_url, "/v1/models", api_key_env=api_key_env)
         models = _model_ids(listing.json()) if listing.ok else None
         if models is None:
-            locked = listing.status in (401, 403)
-            return Readiness(True, health=True, locked=locked, detail=f"/v1/models says {listing.status}")
+            locked, elsewhere = listing.status in _LOCKED, 200 <= listing.status < 500
+            detail = f"/v1/models says {listing.status}"
+            return Readiness(True, health=True, locked=locked, elsewhere=elsewhere, detail=detail)
         seen = Readiness(port_open=True, health=True, models=models)
         if model_id not in models:
             return replace(seen, detail=f"serves {', '.join(models) or 'no model'}")
@@ -97,7 +113,8 @@ def http_look(
         )
         if answer.ok and not _is_error(answer.json()):
             return replace(seen, completion=True)
-        return replace(seen, detail=f"{endpoint} says {answer.status}: {answer.text[:200] or answer.reason}")
+        detail = without_secrets(f"{endpoint} says {answer.status}: {answer.text[:200] or answer.reason}")
+        return replace(seen, locked=answer.status in _LOCKED, detail=detail)
 
     return look
 
@@ -161,9 +178,10 @@ def wait_ready(
 
     moved_at, seen_size, seen = launched, -1, Readiness()
     refused_since: float | None = None
+    elsewhere_since: float | None = None
     while True:
         if (gone := server.exited()) is not None:
-            raise EngineFailed(_death(server, gone.code, gone.detail))
+            raise EngineFailed(_death(server, gone))
         size = server.log_size()
         if size != seen_size:
             moved_at, seen_size = clock(), size
@@ -174,7 +192,7 @@ def wait_ready(
         if now_seen.health:
             reached("health")
         if now_seen.locked:
-            fix = "the server wants an API key: export it as OPENAI_API_KEY"
+            fix = "the server wants an API key: export the right one as OPENAI_API_KEY"
             raise EngineFailed(Failure("unauthorised", "startup", now_seen.detail, fix))
         if now_seen.models is not None and model_id not in now_seen.models:
             raise EngineFailed(_wrong_model(model_id, now_seen.models))
@@ -182,6 +200,11 @@ def wait_ready(
             read_log()  # what was written during this look, which may have found everything at once
             reached("ready")
             return StartTimes(tuple(milestones))
+        strays = server.kind == "url" and now_seen.elsewhere
+        elsewhere_since = None if not strays else clock() if elsewhere_since is None else elsewhere_since
+        if elsewhere_since is not None and clock() - elsewhere_since > _GRACE_S:
+            fix = "no OpenAI API at this address: check host, port and path of --base-url (without /v1)"
+            raise EngineFailed(Failure("no_api", "startup", now_seen.detail, fix))
         # Healthy, the model listed, and still no completion: that is no warm-up any more.
         refuses = now_seen.health and now_seen.models is not None
         refused_since = None if not refuses else clock() if refused_since is None else refused_since
@@ -201,13 +224,17 @@ def wait_ready(
         sleep(poll)
 
 
-def _death(server: Server, code: int | None, detail: str) -> Failure:
+def _death(server: Server, gone: Exit) -> Failure:
+    detail = gone.detail
+    if gone.fault in _DEAD_ENDS:
+        kind, fix = _DEAD_ENDS[gone.fault]
+        return Failure(kind, "startup", detail, fix)
     if server.kind == "url":  # no log of it is to be had, and nobody saw it exit
         fix = "nothing listens there: start the server, or check the address of --base-url"
         return Failure("connection_refused", "startup", detail, fix, retryable=True)
     # A log thread may be a moment behind the exit; what it wrote last is what matters.
     time.sleep(0.2)
-    failure = classify(server.logs(), phase="startup", exit_code=code)
+    failure = classify(server.logs(), phase="startup", exit_code=gone.code)
     return replace(failure, line=failure.line or detail)
 
 

@@ -19,16 +19,17 @@ class UrlServer:
     kind: LaunchKind = "url"
 
     def __init__(self, base_url: str, *, api_key_env: str = "OPENAI_API_KEY") -> None:
-        self._base_url = base_url.rstrip("/")
+        # Clients of OpenAI's want the /v1 in the address; the paths asked for here have it already.
+        self._base_url = base_url.rstrip("/").removesuffix("/v1")
         self._api_key_env = api_key_env
         # Checks the address, and knows how to show it without a password in it.
-        self._public_url = Target(base_url, "").public_url
+        self._public_url = Target(self._base_url, "").public_url
         self._answered = False
         self._looked_since: float | None = None
 
     @property
     def base_url(self) -> str:
-        """As given."""
+        """As given, without a trailing /v1."""
         return self._base_url
 
     def start(self) -> None:
@@ -37,7 +38,7 @@ class UrlServer:
     def exited(self) -> Exit | None:
         """Gone if it refuses connections and has answered before, or has had its time to come up.
 
-        A slow answer is no exit.
+        An address that leads nowhere gets the same time. A slow answer is no exit.
         """
         answer = fetch(self._base_url, "/health", api_key_env=self._api_key_env)
         if answer.status:
@@ -45,8 +46,10 @@ class UrlServer:
             return None
         now = time.monotonic()
         self._looked_since = self._looked_since or now
-        if "refused" in answer.reason.lower() and (self._answered or now - self._looked_since > GRACE):
-            return Exit(None, f"{self._public_url} refuses connections")
+        if answer.fault == "refused" and (self._answered or now - self._looked_since > GRACE):
+            return Exit(None, f"{self._public_url} refuses connections", answer.fault)
+        if answer.fault and not self._answered and now - self._looked_since > GRACE:
+            return Exit(None, f"{self._public_url}: {answer.reason}", answer.fault)
         return None
 
     def logs(self) -> str:

@@ -253,6 +253,15 @@ async def bad_json(server: StreamServer, conn: Conn, asked: Asked) -> None:
 
 
 @fault
+async def odd_shape(server: StreamServer, conn: Conn, asked: Asked) -> None:
+    """An event of JSON, but with another type where the dialect has an object."""
+    await conn.open_stream()
+    await server.tokens(conn, asked, 1)
+    await conn.event({"choices": [{"index": 0, "delta": "hello"}]})
+    await asyncio.sleep(3600)
+
+
+@fault
 async def bad_chunk_size(server: StreamServer, conn: Conn, asked: Asked) -> None:
     await conn.open_stream()
     await server.tokens(conn, asked, 1)
