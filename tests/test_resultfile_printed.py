@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -46,7 +47,7 @@ def reading(tmp_path: Path, text: str) -> BenchResult:
     return found
 
 
-def measured(status: str = "INVALID") -> BenchResult:
+def measured(status: Literal["VALID", "INVALID"] = "INVALID") -> BenchResult:
     run = pair()[1]
     figures = {**run.aggregates, "completed": 193, "failed": 7, "failed_timeout": 7, "request_goodput": 4.5}
     return replace(
@@ -54,7 +55,7 @@ def measured(status: str = "INVALID") -> BenchResult:
         tool="servecast bench",
         identity={**run.identity, **RUNS},
         aggregates={**figures, "goodput_attainment": 0.9},
-        verdict=Verdict(status, REASONS),  # type: ignore[arg-type]
+        verdict=Verdict(status, REASONS),
     )
 
 

@@ -254,33 +254,40 @@ def test_without_a_log_a_start_that_stalls_says_what_was_seen():
         server.wait(stall_timeout=100)
 
 
-@pytest.mark.parametrize(("health", "is_ready"), [(404, True), (200, True), (503, False)])
-def test_a_server_without_a_health_route_is_told_by_what_it_completes(health, is_ready):
-    class Compatible(BaseHTTPRequestHandler):
+@contextlib.contextmanager
+def answering(statuses, body=b""):
+    """A server with the status named for each path, and 404 elsewhere; gives its address and what it got."""
+    got = []
+
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
-            self.answer(health if self.path == "/health" else 200, b'{"data": [{"id": "m"}]}')
-
-        def do_POST(self):
-            self.answer(200, b'{"choices": [{"text": "x"}]}')
-
-        def answer(self, status, body):
-            self.send_response(status)
+            got.append((self.path, self.headers["authorization"]))
+            self.send_response(statuses.get(self.path, 404))
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
+        def do_POST(self):
+            self.do_GET()
+
         def log_message(self, *_):
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Compatible) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            seen = http_look(f"http://127.0.0.1:{server.server_port}", "m")()
+            yield f"127.0.0.1:{server.server_port}", got
         finally:
             server.shutdown()
             thread.join()
-    assert seen.completion == is_ready
+
+
+@pytest.mark.parametrize(("health", "is_ready"), [(404, True), (200, True), (503, False)])
+def test_a_server_without_a_health_route_is_told_by_what_it_completes(health, is_ready):
+    statuses = {"/health": health, "/v1/models": 200, "/v1/completions": 200}
+    with answering(statuses, b'{"data": [{"id": "m"}], "choices": [{"text": "x"}]}') as (address, _):
+        assert http_look(f"http://{address}", "m")().completion == is_ready
 
 
 def test_a_start_that_does_not_move_is_given_up():
@@ -301,31 +308,6 @@ def test_a_server_that_wants_a_key_says_so_at_once():
     with pytest.raises(EngineFailed, match="OPENAI_API_KEY"):
         server.wait(stall_timeout=3600)
     assert server.now == 5.0
-
-
-@contextlib.contextmanager
-def answering(statuses):
-    """A server with the status named for each path, and 404 elsewhere; gives its address and what it got."""
-    got = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            got.append((self.path, self.headers["authorization"]))
-            self.send_response(statuses.get(self.path, 404))
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}", got
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.mark.parametrize(

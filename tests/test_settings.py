@@ -14,7 +14,7 @@ from sim.errors import BadInput
 from sim.output.report import render
 from sim.scenario_file import dump_scenario, parse_scenario_mapping, workload_to_input
 from sim.simulate import simulate
-from sim.workload.spec import RandomDataset, WorkloadSpec
+from sim.workload.spec import FileDataset, RandomDataset, WorkloadSpec
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 SERVE = f"vllm serve {MODEL}"
@@ -157,8 +157,10 @@ def test_a_files_model_and_version_give_way_to_a_command_that_names_them() -> No
 
 def test_other_settings_leave_the_order_of_a_file_alone(trace: str) -> None:
     bench = f"vllm bench serve --dataset-name sharegpt --dataset-path {trace} --disable-shuffle"
-    assert not spec_of(bench, "num-prompts=3").dataset.shuffle  # type: ignore[union-attr]
-    assert spec_of(bench, "disable-shuffle=false").dataset.shuffle  # type: ignore[union-attr]
+    for setting, shuffles in (("num-prompts=3", False), ("disable-shuffle=false", True)):
+        dataset = spec_of(bench, setting).dataset
+        assert isinstance(dataset, FileDataset)
+        assert dataset.shuffle == shuffles
 
 
 def test_groups_and_their_size_make_the_number_of_prompts() -> None:
