@@ -88,31 +88,36 @@ def test_a_calibration_is_spread_over_the_loads() -> None:
         PlannedRun(label, "", replace(spec, seed=seed), 2.0)
         for label, seed in (("pilot", 1), ("a", 2), ("b", 3))
     ]
-    order = in_turn(first, found, 11.0)
+    order = in_turn(first, found, 11.0, price)
     assert [run for run in order if isinstance(run, Load)] == found
     again = [run for run in order if isinstance(run, PlannedRun)]
     assert [run.label for run in again] == ["a-2", "b-2", "a-3", "b-3", "a-4"]  # 11 s are enough for five
     assert len({run.spec.seed for run in [*first, *again]}) == 8
     # Twelve loads, five runs among them: the host of the last ones is seen, too.
     assert [found.index(order[order.index(run) + 1]) for run in again] == [0, 2, 4, 7, 9]
-    assert in_turn(first, found, 1.0) == found
+    assert in_turn(first, found, 1.0, price) == found
 
 
-def test_decodes_come_again_in_other_batches() -> None:
+def price(spec: WorkloadSpec) -> float:
+    return 0.5 * (spec.max_concurrency or 1)
+
+
+def test_decodes_come_again_with_long_contexts_and_in_other_batches() -> None:
     found = loads(settings()[0], 2.0, 1.0, 1)
-    spec = WorkloadSpec(num_prompts=16, max_concurrency=16, seed=1)
+    spec = WorkloadSpec(dataset=RandomDataset(64, 64, 0.0), num_prompts=16, max_concurrency=16, seed=1)
     first = [PlannedRun("decode-16", "", spec, 10.0), PlannedRun("idle-short", "", WorkloadSpec(), 1.0)]
-    order = [run for run in in_turn(first, found, 1e3) if isinstance(run, PlannedRun)]
+    order = [run for run in in_turn(first, found, 1e3, price) if isinstance(run, PlannedRun)]
     decodes = [run for run in order if run.label.startswith("decode")]
     assert [run.label for run in decodes] == [
-        "decode-16-by-4-2",
+        "decode-16-by-4long-2",
         "decode-16-by-8-3",
         "decode-16-by-16-4",
-        "decode-16-by-4-5",
+        "decode-16-by-4long-5",
     ]
     assert [run.spec.max_concurrency for run in decodes] == [4, 8, 16, 4]
     assert [run.spec.num_prompts for run in decodes] == [4, 8, 16, 4]
-    assert [run.seconds for run in decodes[:3]] == pytest.approx([5.5, 7.0, 10.0])
+    assert [getattr(run.spec.dataset, "input_len", 0) for run in decodes] == [512, 64, 64, 512]
+    assert [run.seconds for run in decodes] == [2.0, 4.0, 8.0, 2.0]
     assert len({run.label for run in order}) == len(order)
 
 

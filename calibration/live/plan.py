@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from calibration.design import PlannedRun
@@ -20,8 +20,9 @@ MIXED_SHARE = 0.60  # and of its own capacity for the load of mixed lengths
 FIRST_PASS = 1 / 3
 # In less, an engine that is a good deal slower than believed shows nothing.
 LEAST_PASS_SECONDS = 20.0
-PARTS = (0.25, 0.5, 1.0)  # of a batch of decodes, when it comes again
-WEIGHTS_PART = 0.4  # of a step of decodes that no batch makes shorter, at most
+PARTS = (0.5, 1.0)  # of a batch of decodes, when it comes again
+LONG_BATCH = 4  # decodes when a batch comes again with long contexts,
+LONG_PROMPT = 512  # and tokens of each one's prompt
 AGAIN = 10_000  # between the seeds of a calibration run and of its repeat
 CALIBRATION_SECONDS = 270.0  # of load, over all settings; warm-ups come on top, and all stays below 5 minutes
 
@@ -157,22 +158,27 @@ def first_pass_seconds(seconds: float) -> float:
 
 
 def in_turn(
-    calibration: Sequence[PlannedRun], found: Sequence[Load], seconds: float
+    calibration: Sequence[PlannedRun],
+    found: Sequence[Load],
+    seconds: float,
+    price: Callable[[WorkloadSpec], float],
 ) -> list[Load | PlannedRun]:
     """The loads, and evenly among them the calibration's runs again with other requests, while time is left.
 
-    Decodes alone come again in other batches: what lies between an idle engine and a full one is else unseen.
-    A host that grows slower while the last loads run must be seen to.
+    Decodes alone come again with long contexts and in other batches: what lies between an idle engine and a
+    full one, and what a context costs, is else unseen. A host that grows slower while the last loads run must
+    be seen to.
 
     Args:
         calibration: its first pass, each run with the time it took.
         seconds: for all further runs.
+        price: seconds that a load will take.
     """
     runs = [run for run in calibration if run.label != "pilot"]
     more: list[PlannedRun] = []
     for index in range(len(found)):
         turn = index // len(runs) + 1
-        again = _in_part(runs[index % len(runs)], turn)
+        again = _otherwise(runs[index % len(runs)], turn, price)
         if again.seconds <= seconds:
             seconds -= again.seconds
             # The engine is warm by now.
@@ -185,17 +191,20 @@ def in_turn(
     return order
 
 
-def _in_part(run: PlannedRun, turn: int) -> PlannedRun:
-    """A run of decodes alone in a quarter, a half, all of its batch by turns; any other run as it is."""
-    batch = run.spec.max_concurrency or 1
-    part = PARTS[(turn - 1) % len(PARTS)]
-    if not run.label.startswith("decode-") or batch * part < 2:
+def _otherwise(run: PlannedRun, turn: int, price: Callable[[WorkloadSpec], float]) -> PlannedRun:
+    """A run of decodes alone with long contexts, in half, in all of its batch by turns; another as it is."""
+    batch, dataset = run.spec.max_concurrency or 1, run.spec.dataset
+    if not run.label.startswith("decode-") or batch < 2:
         return run
-    count = max(1, round(part * run.spec.num_prompts))
-    spec = replace(run.spec, num_prompts=count, max_concurrency=round(part * batch))
-    # A step of a smaller batch takes less, but not in proportion: the weights are read all the same.
-    seconds = run.seconds * (WEIGHTS_PART + (1.0 - WEIGHTS_PART) * part)
-    return replace(run, label=f"{run.label}-by-{spec.max_concurrency}", spec=spec, seconds=seconds)
+    kind = (turn - 1) % (1 + len(PARTS))
+    if kind == 0 and isinstance(dataset, RandomDataset):
+        size, name = min(LONG_BATCH, batch), "long"
+        dataset = replace(dataset, input_len=LONG_PROMPT)
+    else:
+        size, name = max(1, round(PARTS[kind - 1] * batch)), ""
+    count = max(1, round(size * run.spec.num_prompts / batch))
+    spec = replace(run.spec, dataset=dataset, num_prompts=count, max_concurrency=size)
+    return replace(run, label=f"{run.label}-by-{size}{name}", spec=spec, seconds=price(spec))
 
 
 def closed_loop_prompts(concurrency: int) -> int:

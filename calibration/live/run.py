@@ -47,6 +47,7 @@ from sim.results_io.atomic import write_text
 from sim.results_io.writing import plain
 from sim.scenario import Scenario
 from sim.simulate import roofline, simulate
+from sim.workload.spec import WorkloadSpec
 
 ENGINE_VERSION = "0.28.0"
 # The engine alone on the host's cores: no download, no telemetry, no compiler in the first request.
@@ -143,7 +144,13 @@ class SettingRun:
         done = [
             replace(r, seconds=results[r.label].duration) for r in self.director.sent if r.label in results
         ]
-        return in_turn(done, found, self._seconds - sum(run.seconds for run in done))
+        model = replace(roofline(scenario), efficiencies=fitted.efficiencies)
+
+        def price(spec: WorkloadSpec) -> float:
+            cold = replace(scenario, workload=replace(spec, num_warmups=0), seed=spec.seed)
+            return simulate(cold, step_time=model).result.duration
+
+        return in_turn(done, found, self._seconds - sum(run.seconds for run in done), price)
 
     def _calibrated(self, results: Mapping[str, BenchResult]) -> Calibration:
         in_order = [results[run.label] for run in self.director.sent if run.label in results]
