@@ -24,6 +24,7 @@ from sim.fingerprint import model_fingerprint
 from sim.provenance import Note
 from sim.results import BenchResult, Verdict
 from sim.results_io.files import workload_identity
+from sim.secrets import SECRET_NAME, without_secrets
 
 LAG_FLOOR_MS = 20.0
 LAG_SHARE = 0.1
@@ -165,20 +166,25 @@ def _start_facts(live: Live) -> dict[str, Any]:
         "engine": log.engine,
         "version": log.version,
         "kv_pools": pools,
-        "given": {name: _plain(value) for name, value in log.given.items()},
-        "resolved": {name: _plain(value.value) for name, value in log.resolved.items()},
+        "given": {name: _public(name, value) for name, value in log.given.items()},
+        "resolved": {name: _public(name, value.value) for name, value in log.resolved.items()},
         "cache_config": dict(live.cache.labels),
     }
 
 
+def _public(name: str, value: Any) -> Any:
+    return "***" if value is not None and SECRET_NAME.search(name) else _plain(value)
+
+
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    """`value` as JSON takes it, secrets in its texts masked."""
+    if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _public(str(key), item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return str(value)
+    return without_secrets(str(value))
 
 
 def _gpu_summary(seen: Watched) -> list[dict[str, Any]]:

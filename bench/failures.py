@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sim.errors import ServecastError
+from sim.secrets import without_secrets
 
 Phase = Literal["launch", "startup", "run", "stop"]
 
@@ -23,7 +24,7 @@ class Failure:
     Attributes:
         kind: class name, e.g. "oom_weights".
         phase: when it happened.
-        line: the log line that says so, or "".
+        line: the log line that says so, its secrets masked, or "".
         fix: one line: what to change.
         retryable: whether the same launch may work at another time without changing anything.
         flag: the engine flag to change, if it is one.
@@ -70,7 +71,7 @@ def classify(log: str, *, phase: Phase = "startup", exit_code: int | None = None
         for index, line in enumerate(lines):
             if match := pattern.search(line):
                 # A rule may look at the lines before its match to tell the phase, and decline.
-                failure = build(kind, phase, line.strip()[-400:], match, lines[:index])
+                failure = build(kind, phase, without_secrets(line.strip())[-400:], match, lines[:index])
                 if failure is not None:
                     return failure
     return _unknown(lines, phase, exit_code)
@@ -295,7 +296,7 @@ def _unknown(lines: Sequence[str], phase: Phase, exit_code: int | None) -> Failu
     return Failure(
         "engine_exited_during_startup" if phase in ("launch", "startup") else f"engine_exited_during_{phase}",
         phase,
-        last[-400:],
+        without_secrets(last)[-400:],
         fix,
         retryable=False,
     )

@@ -53,7 +53,7 @@ def points_for(
     """
     scenario = subject.scenario
     spec = replace(scenario.workload, seed=scenario.seed)
-    if num_prompts is None and any(g.flag.name == "--num-prompts" for g in subject.source.bench.given):
+    if num_prompts is None and subject.source.bench.names("--num-prompts"):
         num_prompts = spec.num_prompts
     return points_of(spec, concurrencies=concurrencies, rates=rates, num_prompts=num_prompts)
 

@@ -13,10 +13,8 @@ from typing import Any
 from sim.errors import BadInput, ServecastError
 from sim.results import BenchResult
 from sim.results_io.files import read_result, workload_identity
-from sim.workload.spec import FileDataset, WorkloadSpec
-
-MIN_PROMPTS = 20
-PROMPTS_PER_STREAM = 2
+from sim.workload.spec import WorkloadSpec
+from sim.workload.sweep_prompts import prompts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +30,6 @@ class Point:
         return self.spec.seed
 
 
-def prompts_for(concurrency: int) -> int:
-    """Requests that a closed loop needs for its figures to mean something: 1 -> 20, 16 -> 32, 128 -> 256.
-
-    Every stream is to be used twice at least, and below ten streams there would be too few requests.
-    """
-    return max(MIN_PROMPTS, PROMPTS_PER_STREAM * concurrency)
-
-
 def points_of(
     spec: WorkloadSpec,
     *,
@@ -50,8 +40,8 @@ def points_of(
     """The points of a sweep over concurrency, rate, or both (every pair); one point if over neither.
 
     Each point has a seed of its own, counted on from the load's, so that no point finds the prompts of
-    another in the prefix cache. Prompts scale with the concurrency unless `num_prompts` fixes them; a trace
-    has as many as it has.
+    another in the prefix cache. Prompts scale with the concurrency (see `sim.workload.sweep_prompts`) unless
+    `num_prompts` fixes them.
 
     Raises:
         BadInput: the same point twice.
@@ -69,8 +59,7 @@ def points_of(
         if concurrency is not None:
             changes["max_concurrency"] = concurrency
             labels.append(f"c{concurrency}")
-            if not isinstance(spec.dataset, FileDataset) and spec.duration is None:
-                changes["num_prompts"] = prompts_for(concurrency)
+            changes["num_prompts"] = prompts_of(spec, concurrency)
         if num_prompts is not None:
             changes["num_prompts"] = num_prompts
         points.append(Point("-".join(labels) or label_of(spec), replace(spec, **changes)))

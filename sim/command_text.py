@@ -59,12 +59,13 @@ def spec_words(spec: WorkloadSpec) -> list[str]:
     """A load as flags of `vllm bench serve`; what its defaults say already is left out, the length aside."""
     base = default_spec(spec.client)
     words = _dataset_words(spec)
+    warmups = "--num-warmups" if spec.client == "vllm" else "--warmup-requests"
     numbers = {
         "--num-prompts": (spec.num_prompts, None),
         "--request-rate": (spec.request_rate, base.request_rate),
         "--burstiness": (spec.burstiness, base.burstiness),
         "--max-concurrency": (spec.max_concurrency, base.max_concurrency),
-        "--num-warmups": (spec.num_warmups, base.num_warmups),
+        warmups: (spec.num_warmups, base.num_warmups),
         "--seed": (spec.seed, base.seed),
         "--rate-scale": (spec.rate_scale, base.rate_scale),
         "--duration": (spec.duration, base.duration),
@@ -115,6 +116,12 @@ def _dataset_words(spec: WorkloadSpec) -> list[str]:
         if dataset.prefix_len:
             words += ["--random-prefix-len", str(dataset.prefix_len)]
         return words
+    if isinstance(dataset, PrefixRepetitionDataset) and spec.client == "sglang":
+        words = ["--dataset-name", "generated-shared-prefix", "--gsp-num-groups", str(dataset.num_prefixes)]
+        words += ["--gsp-prompts-per-group", str(max(1, spec.num_prompts // max(1, dataset.num_prefixes)))]
+        words += ["--gsp-system-prompt-len", str(dataset.prefix_len)]
+        words += ["--gsp-question-len", str(dataset.suffix_len), "--gsp-output-len", str(dataset.output_len)]
+        return words if dataset.shuffle else [*words, "--gsp-ordered"]
     if isinstance(dataset, PrefixRepetitionDataset):
         words = ["--dataset-name", "prefix_repetition"]
         for name in ("prefix_len", "suffix_len", "num_prefixes", "output_len"):

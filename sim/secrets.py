@@ -15,6 +15,7 @@ _SHAPES = re.compile(
     |(?<![\w-])(?:sk[-_]|hf_|pk[-_]|ghp_)[A-Za-z0-9_\-]{{8,}}
     |(\b\w*(?:TOKEN|SECRET|PASSWORD|_KEY)=['"]?)[^\s'"]+
     |({_NAMES}["']\s*:\s*["'])[^"']*
+    |({_NAMES}["']\s*:\s*\[)[^\]]*
     |(--(?:api-key|hf-token|ssl-keyfile-password)[=\s]['"]?)[^\s'"]+
     |(\b(?:api-key|hf-token|ssl-keyfile-password)=['"]?)[^\s'"]+
     |(://[^\s/:@]*:)[^\s/@]+(?=@)""",

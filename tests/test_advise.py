@@ -239,6 +239,14 @@ def test_a_load_written_as_flags_reads_back(dataset, prompts, rate, cap, seed):
     assert (back.max_concurrency, back.seed) == (cap, seed)
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_shared_prefixes_are_written_as_sglangs_client_reads_them(shuffle):
+    dataset = PrefixRepetitionDataset(512, 64, 8, 32, shuffle)
+    spec = WorkloadSpec(dataset, 48, 3.0, seed=2, ignore_eos=True, client="sglang")
+    back = bench_from_words("sglang", spec_words(spec)).spec
+    assert (back.dataset, back.num_prompts, back.request_rate) == (dataset, 48, 3.0)
+
+
 def test_commands_read_back_as_the_source(source):
     words = shlex.split(predict_text(source))
     again = read_source(

@@ -37,6 +37,12 @@ def test_a_sampler_that_does_not_fit_names_max_num_seqs():
     assert classify(LINES["oom_sampler_warmup"]).flag == "max_num_seqs"
 
 
+def test_a_failure_does_not_tell_a_key():
+    failure = classify("EngineError: could not start with {'api_key': ['S3CRET'], 'port': 1}")
+    assert "S3CRET" not in str(failure)
+    assert "'port': 1" in failure.line
+
+
 def test_negative_kv_says_by_how_much():
     log = "INFO Available KV cache memory: -0.75 GiB\nValueError: No available memory for the cache blocks."
     failure = classify(log)

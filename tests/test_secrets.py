@@ -25,6 +25,8 @@ LOAD = f"vllm bench serve --random-input-len 64 --random-output-len 4 --num-prom
         "vllm serve https://user:S3CRET@host/model",
         "Authorization: Bearer S3CRET",
         "key sk-S3CRET0123456789",
+        "non-default args: {'api_key': ['S3CRET', 'S3CRET'], 'max_num_seqs': 4}",
+        "server_args=ServerArgs(model_path='m', api_key='S3CRET', admin_api_key=None)",
     ],
 )
 def test_secrets_are_masked(text: str) -> None:

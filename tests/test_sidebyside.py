@@ -95,4 +95,5 @@ def test_a_load_with_shared_prefixes_keeps_its_prompts_at_every_concurrency() ->
     sweep(few, (1,), predicted)
     plain = build_scenario(serve="vllm serve Qwen/Qwen3-8B", bench="vllm bench serve", gpu="H100")
     sweep(plain, (1, 64), predicted)
-    assert asked == [1024, 1024, 64, 20, 128]
+    sweep(plain, (1, 64), predicted, scale_prompts=False)
+    assert asked == [1024, 1024, 64, 20, 128, 1000, 1000]

@@ -21,14 +21,15 @@ from bench.run import BenchOptions, _key
 from bench.serial import points_for, run_serial, subjects_of
 from bench.servers.base import free_port
 from bench.session import Reporter
-from bench.sweep import finished, points_of, prompts_for
+from bench.sweep import finished, points_of
 from bench.telemetry import GpuProcess, GpuSample, GpusSilent
 from bench.watch import Watcher
 from sim.build import read_source
 from sim.errors import BadInput, NotComparable
 from sim.fingerprint import model_fingerprint
 from sim.results_io.files import read_result
-from sim.workload.spec import FileDataset, WorkloadSpec
+from sim.workload.spec import FileDataset, PrefixRepetitionDataset, WorkloadSpec
+from sim.workload.sweep_prompts import prompts_for
 from tests.real.dummy_model import write
 
 pytestmark = pytest.mark.usefixtures("any_machine")
@@ -40,6 +41,14 @@ FAKE = Path(__file__).parent / "fakes" / "fake_engine.py"
 @pytest.mark.parametrize(("concurrency", "prompts"), [(1, 20), (10, 20), (16, 32), (64, 128), (128, 256)])
 def test_prompts_scale_with_concurrency(concurrency, prompts):
     assert prompts_for(concurrency) == prompts
+
+
+def test_a_load_of_shared_prefixes_keeps_its_prompts():
+    dataset = PrefixRepetitionDataset(num_prefixes=40)
+    prompts = [p.spec.num_prompts for p in points_of(WorkloadSpec(dataset, 200), concurrencies=[1, 16, 64])]
+    assert prompts == [200, 200, 200]
+    (few,) = points_of(WorkloadSpec(dataset, 10), concurrencies=[16])
+    assert few.spec.num_prompts == 40
 
 
 def test_every_point_has_its_own_seed_and_prompts():
@@ -143,6 +152,9 @@ def test_one_run_from_launch_to_verdict(scenario, tmp_path):
     assert start["phases_s"]["ready"] >= 0
     assert start["kv_pools"][0]["format_id"] == "vllm-v1-oneline"
     assert start["given"]["max_num_seqs"] == 4
+    assert start["given"]["api_key"] == "***"
+    assert "'api_key': [***]" in (out / "fake.engine.log").read_text()
+    assert not any(b"S3CRET" in path.read_bytes() for path in out.iterdir())
     names = {path.name for path in out.iterdir()}
     assert {"fake-c4.requests.csv", "fake-c4.metrics_before.prom", "fake.engine.log", "fake-c4.png"} <= names
     assert pids_alive(pids) == []

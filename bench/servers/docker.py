@@ -27,7 +27,7 @@ from bench.servers.base import (
     public_env,
     require_free_port,
 )
-from bench.servers.process import log_size, read_log
+from bench.servers.logfile import log_size, mask_log, read_log
 from sim.interrupts import uninterrupted
 
 INNER_PORT = 8000
@@ -177,6 +177,8 @@ class DockerServer:
                         self._container.kill()
                 if self._follower is not None:
                     self._follower.join(timeout=10)
+                    if not self._follower.is_alive():
+                        mask_log(self._spec.log_path)
                 self._remove()
             if self._client is not None and self._given_client is None:
                 self._client.close()

@@ -23,6 +23,7 @@ from bench.servers.base import (
     public_env,
     require_free_port,
 )
+from bench.servers.logfile import log_size, mask_log, read_log
 from sim.interrupts import uninterrupted
 
 # No usage reports. And setproctitle, which engines name their workers with, must not write over the
@@ -176,6 +177,7 @@ class ProcessServer:
         if self._log is not None:
             self._log.close()
             self._log = None
+            mask_log(self._spec.log_path)
 
 
 def _state_session_start(stat: bytes) -> tuple[bytes, int, int]:
@@ -187,19 +189,3 @@ def _state_session_start(stat: bytes) -> tuple[bytes, int, int]:
 def _kill(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-
-
-def read_log(path: Path) -> str:
-    """A log file as text; "" if it is not there."""
-    try:
-        return path.read_text("utf-8", "replace")
-    except OSError:
-        return ""
-
-
-def log_size(path: Path) -> int:
-    """A log file's size [bytes]; 0 if it is not there."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

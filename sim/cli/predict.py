@@ -102,7 +102,9 @@ def steps_file(path: Path | None) -> Iterator[Callable[[dict[str, Any]], None] |
 @click.command()
 @scenario_options
 @click.option(
-    "--concurrency", metavar="N,N,…", help="Predict at each of these concurrencies (prompts grow with it)."
+    "--concurrency",
+    metavar="N,N,…",
+    help="Predict at each of these concurrencies (prompts grow with it unless --bench names their number).",
 )
 @click.option("--profile", type=click.Path(path_type=Path), help="Calibration profile to use.")
 @click.option("--json", "json_to", metavar="FILE|-", help="Write the result with `vllm bench serve`'s keys.")
@@ -143,7 +145,8 @@ def predict(
         if steps is not None:
             raise BadInput("--steps", str(steps), "writes one run; give one scenario without --concurrency")
         check_outputs({"--json": json_to, "--plot": plot}, reads)
-        predict_side_by_side(scenarios, concurrency, profile, json_to, plot, not no_leap, draws)
+        scale = [not source.bench.names("--num-prompts") for source in sources]
+        predict_side_by_side(scenarios, scale, concurrency, profile, json_to, plot, not no_leap, draws)
         return
     check_outputs({"--json": json_to, "--plot": plot, "--steps": steps}, reads)
     with steps_file(steps) as sink:
@@ -176,6 +179,7 @@ def write_outcome(outcome: SimResult, json_to: str | None, plot: Path | None) ->
 
 def predict_side_by_side(
     scenarios: list[Scenario],
+    scale_prompts: list[bool],
     concurrency: str | None,
     profile: Path | None,
     json_to: str | None,
@@ -190,8 +194,14 @@ def predict_side_by_side(
 
     levels = parse_levels(concurrency)
     curves = [
-        sweep(scenario, levels, lambda s: simulate_with(s, profile, leap=leap, draws=draws).result, name)
-        for scenario, name in zip(scenarios, labels(scenarios), strict=True)
+        sweep(
+            scenario,
+            levels,
+            lambda s: simulate_with(s, profile, leap=leap, draws=draws).result,
+            name,
+            scale_prompts=scale,
+        )
+        for scenario, name, scale in zip(scenarios, labels(scenarios), scale_prompts, strict=True)
     ]
     results = [point.result for curve in curves for point in curve.points]
     text = "".join(result_text(result, detailed=False) for result in results)  # JSON lines

@@ -54,6 +54,10 @@ class BenchCommand:
         """(canonical flag, value or None) of every flag; secrets are left out."""
         return tuple((g.spelling, g.text) for g in self.given if not g.flag.secret)
 
+    def names(self, flag: str) -> bool:
+        """Whether the command has a flag, by its canonical name."""
+        return any(g.flag.name == flag for g in self.given)
+
 
 def table(client: ClientName) -> FlagTable:
     """The flag table of a client."""

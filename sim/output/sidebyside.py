@@ -10,10 +10,8 @@ from sim.comparison.compare import figure
 from sim.errors import BadInput
 from sim.results import BenchResult
 from sim.scenario import Scenario
-from sim.workload.spec import PrefixRepetitionDataset, WorkloadSpec
+from sim.workload.sweep_prompts import prompts_of
 
-# Prompts for a given concurrency: enough waves to reach a steady state, few enough to run on hardware.
-PROMPTS_AT = {1: 20, 16: 32, 64: 128, 128: 256}
 COLUMNS = (
     ("request_throughput", "req/s", 8, 2),
     ("output_throughput", "out tok/s", 10, 0),
@@ -50,21 +48,6 @@ class Curve:
         return find_knee(self.points)
 
 
-def num_prompts_at(concurrency: int) -> int:
-    """Prompts to send at a concurrency: 20 at 1, 32 at 16, then twice the concurrency."""
-    return PROMPTS_AT.get(concurrency, max(20, 2 * concurrency))
-
-
-def prompts_of(workload: WorkloadSpec, concurrency: int) -> int:
-    """Prompts to send of a load at a concurrency.
-
-    Those of a load with shared prefixes stay: how many there are per prefix decides on its hit rate.
-    """
-    if isinstance(workload.dataset, PrefixRepetitionDataset):
-        return max(workload.num_prompts, workload.dataset.num_prefixes)
-    return num_prompts_at(concurrency)
-
-
 def parse_levels(text: str | None) -> tuple[int, ...]:
     """Read "1,16,64". Raises BadInput for anything but distinct whole numbers of at least 1."""
     if text is None:
@@ -85,15 +68,23 @@ def sweep(
     levels: Sequence[int],
     predict: Callable[[Scenario], BenchResult],
     name: str | None = None,
+    *,
+    scale_prompts: bool = True,
 ) -> Curve:
-    """Predict a scenario at each concurrency; without levels, once as it stands. `name`: of the curve."""
+    """Predict a scenario at each concurrency; without levels, once as it stands.
+
+    Args:
+        name: of the curve.
+        scale_prompts: whether the number of prompts goes with the concurrency.
+    """
     name = name or label(scenario)
     if not levels:
         return Curve(name, (Point(scenario.workload.max_concurrency, predict(scenario)),))
     points = []
     for level in levels:
-        prompts = prompts_of(scenario.workload, level)
-        workload = replace(scenario.workload, max_concurrency=level, num_prompts=prompts)
+        workload = scenario.workload
+        prompts = prompts_of(workload, level) if scale_prompts else workload.num_prompts
+        workload = replace(workload, max_concurrency=level, num_prompts=prompts)
         points.append(Point(level, predict(replace(scenario, workload=workload))))
     return Curve(name, tuple(points))
 

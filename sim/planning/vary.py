@@ -10,9 +10,9 @@ from sim.build import ScenarioSource
 from sim.carry import carried
 from sim.commands import serve as serve_commands
 from sim.errors import BadInput
-from sim.output.sidebyside import prompts_of
 from sim.scenario import Observed, Scenario
-from sim.workload.spec import PrefixRepetitionDataset
+from sim.workload.spec import RandomDataset
+from sim.workload.sweep_prompts import prompts_of
 
 FIELD = "--vary"
 SOURCE_KEYS = ("gpu", "gpu-count", "model", "engine-version", "kv-cache-tokens")
@@ -125,7 +125,7 @@ def variant(
     """The scenario with `settings` on top.
 
     A client's concurrency changes how many prompts reach a steady state, so prompts go with it (see
-    `sim.output.sidebyside.prompts_of`) unless `scale_prompts` is off.
+    `sim.workload.sweep_prompts`) unless `scale_prompts` is off.
 
     Raises:
         BadInput: a setting that neither engine nor client has; names `field`.
@@ -137,7 +137,7 @@ def variant(
         spec, level = changed.bench.spec, changed.bench.spec.max_concurrency
         if plain(key) == CONCURRENCY and scale_prompts and level is not None:
             prompts = prompts_of(spec, level)
-            if prompts != spec.num_prompts or not isinstance(spec.dataset, PrefixRepetitionDataset):
+            if prompts != spec.num_prompts or isinstance(spec.dataset, RandomDataset):
                 changed = changed.with_settings([f"bench.{PROMPTS}={prompts}"])
                 derived.append((PROMPTS, str(prompts), f"goes with {CONCURRENCY}={value}"))
     if any(_splits(source, key) for key, _ in settings) and "gpu-count" not in map(plain, dict(settings)):

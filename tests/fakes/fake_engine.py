@@ -138,7 +138,7 @@ def note_pid(pid: int) -> None:
 
 def main() -> None:
     note_pid(os.getpid())
-    given = {"model": sys.argv[2], "max_num_seqs": 4}
+    given = {"model": sys.argv[2], "max_num_seqs": 4, "api_key": ["S3CRET"]}
     print(
         f"(APIServer pid={os.getpid()}) INFO 12-01 10:00:00 [utils.py:1] non-default args: {given}",
         flush=True,
