@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
 from bench.hf_cache import cache_root, find_model, inner_cache
 from bench.probe.reading import FILE_VARIABLE, FOLDER, SCHEDULER
@@ -95,13 +96,21 @@ def choose_kind(source: ScenarioSource, options: LaunchOptions) -> LaunchKind:
         raise BadInput("--base-url", None, "--launch url needs it: where does the server answer?")
     if options.base_url is not None and options.kind not in (None, "url"):
         raise BadInput("--base-url", options.base_url, f"does not go with --launch {options.kind}")
-    kind = options.kind
+    kind, elsewhere = options.kind, source.bench.base_url
+    if kind is None and options.base_url is None and elsewhere is not None and not _is_here(elsewhere):
+        hint = "names a running server: give it as servecast's --base-url to load that one, or say --launch "
+        raise BadInput("--bench --base-url", elsewhere, hint + "process or docker to start an engine here")
     if kind is None:
         named = options.image or source.serve.image
         kind = "url" if options.base_url is not None else "docker" if named else "process"
     if kind != "docker":
         _refuse_container_options(options, "--base-url" if kind == "url" else "a process")
     return kind
+
+
+def _is_here(url: str) -> bool:
+    """Whether an address is this host's own, as the client's default and that of an engine started here."""
+    return urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
 
 
 def _refuse_container_options(options: LaunchOptions, instead: str) -> None:

@@ -74,6 +74,15 @@ def test_docker_run_with_its_own_flags_and_environment() -> None:
     assert command.env == {"VLLM_USE_V2_MODEL_RUNNER": "0"}
     assert command.flags == (("--tensor-parallel-size", "2"),)
     assert "hunter2" not in repr(command)
+    (left,) = [note for note in command.notes if "docker's own" in note.text]
+    assert left.subject == "--runtime, --gpus, --ipc, --shm-size, -v, --ulimit"
+
+
+def test_a_container_without_options_of_its_own_has_nothing_to_say() -> None:
+    command = parse_serve_command(
+        "docker run --rm -it --name=llm -p 8000:8000 -e VLLM_X=1 vllm/vllm-openai M --max-num-seqs 4"
+    )
+    assert command.notes == ()
 
 
 def test_sglang_in_docker() -> None:

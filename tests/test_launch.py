@@ -112,6 +112,16 @@ def test_an_image_in_the_serve_command_means_docker(model):
     assert choose_kind(source, LaunchOptions(base_url="http://127.0.0.1:1")) == "url"
 
 
+def test_a_server_that_only_the_clients_command_names_is_not_passed_over(model):
+    far = read_source(serve=f"vllm serve {model}", bench=f"{BENCH} --base-url http://gpu7:8000", gpu="cpu")
+    with pytest.raises(BadInput, match=r"http://gpu7:8000.*--base-url"):
+        choose_kind(far, LaunchOptions())
+    assert choose_kind(far, LaunchOptions(base_url="http://gpu7:8000")) == "url"
+    assert choose_kind(far, LaunchOptions(kind="process")) == "process"
+    near = read_source(serve=f"vllm serve {model}", bench=f"{BENCH} --port 8000", gpu="cpu")
+    assert choose_kind(near, LaunchOptions()) == "process"
+
+
 @pytest.mark.parametrize("options", [{"kind": "url"}, {"kind": "docker", "base_url": "http://x:1"}])
 def test_options_that_contradict_each_other(model, options):
     with pytest.raises(BadInput, match="--base-url"):

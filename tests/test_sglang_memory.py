@@ -98,6 +98,16 @@ def test_sliding_layers_have_a_smaller_pool_of_their_own() -> None:
     assert cell_bytes(whole.model, whole.engine) == 24 * per_layer
 
 
+def test_stages_of_a_pipeline_share_weights_and_kv() -> None:
+    one = account_of("Qwen/Qwen3-32B --tp-size 2", "H100")
+    two = account_of("Qwen/Qwen3-32B --tp-size 2 --pp-size 2", "H100")
+    assert line(two, "weights").bytes == line(one, "weights").bytes // 2
+    assert two.kv_bytes_per_token == one.kv_bytes_per_token // 2
+    assert two.kv_cache_tokens > 2 * one.kv_cache_tokens
+    # Too large for a node of eight without stages.
+    assert account_of("deepseek-ai/DeepSeek-V3 --tp-size 8 --pp-size 2", "H100").kv_cache_tokens > 0
+
+
 def test_latents_are_not_divided_over_ranks() -> None:
     scenario = scenario_of("deepseek-ai/DeepSeek-V3 --tp-size 8", "H200")
     assert cell_bytes(scenario.model, scenario.engine) == 61 * 576 * 2

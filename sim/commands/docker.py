@@ -1,4 +1,4 @@
-"""`docker run … IMAGE args`: find the image, its arguments and the environment; skip docker's own flags."""
+"""`docker run … IMAGE args`: find the image, its arguments and the environment; name docker's own flags."""
 
 from __future__ import annotations
 
@@ -28,16 +28,22 @@ _SWITCHES = {
     "--tty",
 }
 _SHORT_SWITCHES = set("ditPq")
+# What the container itself is about, and nothing that runs in it.
+_HOUSEKEEPING = {"--name", "--label", "-l", "--restart", "--publish", "-p", "--pull", "--hostname", "-h"}
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerRun:
-    """The parts of a `docker run` that matter: image, overriding entry point, arguments, environment."""
+    """The parts of a `docker run` that matter: image, overriding entry point, arguments, environment.
+
+    `options` are the names of docker's other options that change what runs in it, e.g. "--gpus", once each.
+    """
 
     image: str
     entrypoint: tuple[str, ...]
     args: tuple[str, ...]
     env: Mapping[str, str]
+    options: tuple[str, ...] = ()
 
 
 def parse_docker_run(words: Sequence[str]) -> ContainerRun | None:
@@ -51,6 +57,7 @@ def parse_docker_run(words: Sequence[str]) -> ContainerRun | None:
         return None
     env: dict[str, str] = {}
     entrypoint: tuple[str, ...] = ()
+    others: dict[str, None] = {}
     index = start
     while index < len(words) and words[index].startswith("-"):
         name, equals, value = words[index].partition("=")
@@ -67,9 +74,11 @@ def parse_docker_run(words: Sequence[str]) -> ContainerRun | None:
             env[key] = content
         elif name == "--entrypoint":
             entrypoint = tuple(shlex.split(value))
+        elif name not in _HOUSEKEEPING and name not in {"-e", "--env"}:
+            others[name] = None
     if index >= len(words):
         raise BadInput("--serve", " ".join(words[:start]), "no image in it")
-    return ContainerRun(words[index], entrypoint, tuple(words[index + 1 :]), env)
+    return ContainerRun(words[index], entrypoint, tuple(words[index + 1 :]), env, tuple(others))
 
 
 def _is_short(name: str) -> bool:

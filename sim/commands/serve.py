@@ -199,6 +199,7 @@ def _parse_words(command: Words) -> ServeCommand | None:
 def _parse_container(run: ContainerRun) -> ServeCommand:
     version = version_of_tag(run.image)
     words = [*run.entrypoint, *run.args]
+    left = _left_to_docker(run)
     inner = _parse_words(Words(tuple(words), run.env))
     if inner is not None:
         return replace(
@@ -207,6 +208,7 @@ def _parse_container(run: ContainerRun) -> ServeCommand:
             image=run.image,
             version=version,
             entry="docker " + inner.entry,
+            notes=(*inner.notes, *left),
         )
     lowered = run.image.lower()
     engine: EngineName | None = "sglang" if "sglang" in lowered else "vllm" if "vllm" in lowered else None
@@ -219,7 +221,19 @@ def _parse_container(run: ContainerRun) -> ServeCommand:
         image=run.image,
         version=version,
         entry="docker image",
+        extra_notes=left,
     )
+
+
+def _left_to_docker(run: ContainerRun) -> list[Note]:
+    """Docker's own options, which the scenario does not keep."""
+    if not run.options:
+        return []
+    text = (
+        "docker's own, not in the scenario: the engine's flags and --gpu-count say what is predicted, and "
+        "`servecast bench` has --gpus, --mount, --env, --network and --shm-size"
+    )
+    return [Note("info", ", ".join(run.options), text)]
 
 
 def _entry_at(words: Sequence[str], index: int) -> tuple[EngineName, int, str] | None:

@@ -15,6 +15,7 @@ from sim.hardware.gpus import memory_bytes_under_wsl
 from sim.hardware.spec import GpuSpec
 from sim.memory import MemoryAccount, MemoryLine, config_notes
 from sim.models.model import ModelConfig
+from sim.models.stages import largest_stage
 from sim.models.weights import (
     kv_bytes_per_token_per_layer,
     state_bytes_per_sequence,
@@ -60,18 +61,19 @@ def account(
     Raises:
         BadInput: the engine would refuse to start, and which flag to change.
     """
-    tp = int(config["tensor_parallel_size"])
-    if gpu_count < tp:
-        raise BadInput("--gpu-count", gpu_count, f"TP {tp} needs {tp} GPUs")
+    tp, pp = int(config["tensor_parallel_size"]), int(config["pipeline_parallel_size"])
+    if gpu_count < tp * pp:
+        raise BadInput("--gpu-count", gpu_count, f"TP {tp} x PP {pp} needs {tp * pp} GPUs")
     model = with_quantization(model, config["quantization"], config["dtype"])
     page = int(config["page_size"])
     length = int(config["context_length"])
     fraction = float(config["mem_fraction_static"])
-    lines = _lines(model, gpu, config, tp, fraction)
+    lines = _lines(model, gpu, config, (tp, pp), fraction)
     available, low, high = (_left(lines, bound) for bound in ("bytes", "low", "high"))
-    state_bytes = _state_pool(model, config, tp, available)
-    cell = cell_bytes(model, config)
-    estimate, *bounds = (_pool(model, config, size - state_bytes, cell) for size in (available, low, high))
+    stage = largest_stage(model, pp)
+    state_bytes = _state_pool(stage, config, tp, available)
+    cell = cell_bytes(stage, config)
+    estimate, *bounds = (_pool(stage, config, size - state_bytes, cell) for size in (available, low, high))
     notes = _notes(model, config, state_bytes)
     if observed.kv_cache_tokens is not None:
         tokens, origin = observed.kv_cache_tokens, Origin.GIVEN
@@ -80,7 +82,7 @@ def account(
     else:
         tokens, origin = estimate.tokens, Origin.COMPUTED
         if tokens <= 0:
-            raise _refusal(model, gpu, tp, fraction, lines)
+            raise _refusal(model, gpu, (tp, pp), fraction, lines)
     if length > tokens:
         notes.append(
             Note(
@@ -112,7 +114,7 @@ def account(
     return MemoryAccount(
         lines=lines,
         kv_pool_bytes=size,
-        kv_bytes_per_token=_per_token(model, config),
+        kv_bytes_per_token=_per_token(stage, config),
         block_size=page,
         num_gpu_blocks=tokens // page,
         kv_cache_tokens=tokens,
@@ -188,7 +190,7 @@ def _state_pool(model: ModelConfig, config: EngineConfig, tp: int, available: in
 
 
 def _lines(
-    model: ModelConfig, gpu: GpuSpec, config: EngineConfig, tp: int, fraction: float
+    model: ModelConfig, gpu: GpuSpec, config: EngineConfig, parallel: tuple[int, int], fraction: float
 ) -> tuple[MemoryLine, ...]:
     wsl = memory_bytes_under_wsl(gpu)
     total = gpu.memory_bytes
@@ -196,10 +198,12 @@ def _lines(
     rule = f"as the driver reports {gpu.name} (table of GPUs)"
     if wsl is not None:
         rule += f"; {wsl / GIB:.2f} GiB under WSL 2, less what the desktop holds"
-    central, least, most = (round(size * GIB) for size in (_CONTEXT_ONE_GPU if tp == 1 else _CONTEXT_SEVERAL))
+    tp, pp = parallel
+    context = _CONTEXT_ONE_GPU if tp * pp == 1 else _CONTEXT_SEVERAL
+    central, least, most = (round(size * GIB) for size in context)
     before, before_low, before_high = total - central, total - most, (wsl or total) - least
     static, static_low, static_high = (int(size * fraction) for size in (before, before_low, before_high))
-    weights = weight_bytes(model, None, None, tp)
+    weights = weight_bytes(model, None, None, tp) // pp
     load = [round(size * GIB) for size in _LOAD_OVERHEAD]
     kind = f"{model.quant.method} and {model.dtype}" if model.quant else model.dtype
     return (
@@ -241,7 +245,11 @@ def _left(lines: tuple[MemoryLine, ...], bound: str) -> int:
 
 
 def _refusal(
-    model: ModelConfig, gpu: GpuSpec, tp: int, fraction: float, lines: tuple[MemoryLine, ...]
+    model: ModelConfig,
+    gpu: GpuSpec,
+    parallel: tuple[int, int],
+    fraction: float,
+    lines: tuple[MemoryLine, ...],
 ) -> BadInput:
     sizes = {line.name: line.bytes for line in lines}
     weights = sizes["weights"] + sizes["load overhead"]
@@ -249,7 +257,7 @@ def _refusal(
     if weights >= before * 0.98:
         return BadInput(
             "--tp-size",
-            tp,
+            parallel[0],
             f"the model does not fit: {weights / GIB:.2f} GiB of weights per GPU, {gpu.name} has "
             f"{before / GIB:.2f} GiB free; use more GPUs or a quantised checkpoint",
         )
@@ -280,7 +288,7 @@ def _notes(model: ModelConfig, config: EngineConfig, state_bytes: int) -> list[N
             )
         )
     if int(config["pipeline_parallel_size"]) > 1:
-        notes.append(Note("not-modelled", "--pp-size", "the account is of a single stage with all layers"))
+        notes.append(Note("not-modelled", "--pp-size", "stages are taken as equal shares of the model"))
     return notes
 
 
