@@ -6,11 +6,12 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from bench.driver_rule import Rule, allows, driver_rule, least_cuda
 from bench.failures import EngineFailed, Failure
 from bench.hf_cache import ModelFiles, find_model
 from bench.telemetry import MIB, TOLERANCE, GpuInfo, Gpus, GpusSilent, capability, open_gpus
@@ -50,13 +51,15 @@ class ImageFacts:
     Attributes:
         cuda: the CUDA release that it was built with.
         arch_list: compute capabilities that it has code for, as torch writes them ("9.0", "12.0+PTX").
-        needs_driver_cuda: the oldest CUDA that the driver must support.
+        needs_driver_cuda: the oldest CUDA of a driver that is enough on every GPU.
+        driver_rule: all that it asks of the driver, exceptions for some cards included; () is nothing.
     """
 
     name: str
     cuda: tuple[int, int] | None = None
     arch_list: tuple[str, ...] | None = None
     needs_driver_cuda: tuple[int, int] | None = None
+    driver_rule: Rule = ()
 
 
 def image_facts(name: str, env: Sequence[str]) -> ImageFacts:
@@ -66,12 +69,13 @@ def image_facts(name: str, env: Sequence[str]) -> ImageFacts:
     if cuda is None and (tag := re.search(r"cu(?:da)?-?(1[1-9])\.?(\d)", name.rpartition(":")[2])):
         cuda = int(tag[1]), int(tag[2])
     archs = values.get("TORCH_CUDA_ARCH_LIST", "")
-    needs = re.search(r"cuda>=([\d.]+)", values.get("NVIDIA_REQUIRE_CUDA", ""))
+    rule = driver_rule(values.get("NVIDIA_REQUIRE_CUDA", ""))
     return ImageFacts(
         name,
         cuda,
         tuple(re.split(r"[ ;,]+", archs.strip())) if archs.strip() else None,
-        _version(needs[1]) if needs else None,
+        least_cuda(rule),
+        rule,
     )
 
 
@@ -192,9 +196,17 @@ def check_shm(free: int | None) -> Check:
 
 
 def check_disk(folder: Path) -> Check:
-    """Room for logs and results, and for what an engine compiles."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    free = shutil.disk_usage(existing).free
+    """Room for logs and results, and for what an engine compiles; and whether they may be written there."""
+    fix = "choose another --result-dir"
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        is_folder = existing.is_dir()
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        return Check("disk", "fail", f"{folder} cannot be looked at: {error.strerror or error}", fix)
+    if not is_folder or not os.access(existing, os.W_OK | os.X_OK):
+        why = "cannot be written to" if is_folder else "is no folder"
+        return Check("disk", "fail", f"{existing} {why}, and results are to go to {folder}", fix)
     text = f"{free / GIB:.1f} GiB free at {folder}"
     if free < MIN_DISK:
         return Check("disk", "warn", text, f"engines and results want {MIN_DISK // GIB} GiB")
@@ -203,38 +215,64 @@ def check_disk(folder: Path) -> Check:
 
 def check_docker(image: str | None, gpus: Sequence[GpuInfo]) -> tuple[list[Check], ImageFacts | None]:
     """The Docker engine, what it can do, what an earlier run left in it, and the image."""
-    from bench.servers.docker import connect, image_env, leftovers
+    from bench.servers.docker import connect, image_env
+    from bench.servers.docker_asking import asked
 
     try:
         client = connect()
     except EngineFailed as error:
         status: Status = "fail" if image else "warn"
         return [Check("docker", status, error.failure.line or "no Docker", error.failure.fix)], None
+    facts: ImageFacts | None = None
+    checks: list[Check] = []
     try:
-        version = client.version()["Version"]
-        checks = [Check("docker", "ok", f"engine {version}")]
-        if gpus and "nvidia" not in client.info().get("Runtimes", {}):
-            checks.append(
-                Check(
-                    "docker gpu",
-                    "warn",
-                    "the engine names no nvidia runtime",
-                    "install nvidia-container-toolkit (unless it hands GPUs on through CDI)",
-                )
-            )
-        if left := leftovers(client):
-            names = " ".join(left)
-            checks.append(
-                Check("docker leftovers", "warn", f"of an earlier run: {names}", f"docker rm -f {names}")
-            )
-        facts = None
+        questions: list[tuple[str, Callable[[], list[Check]]]] = [
+            ("docker", lambda: _docker_version(client)),
+            ("docker gpu", lambda: _docker_gpus(client) if gpus else []),
+            ("docker leftovers", lambda: _docker_leftovers(client)),
+        ]
+        for name, question in questions:
+            try:
+                checks += asked(question)
+            except EngineFailed as error:
+                text = f"Docker says nothing: {error.failure.line}"
+                checks.append(Check(name, "warn", text, error.failure.fix))
         if image:
-            env = image_env(client, image)
-            facts = None if env is None else image_facts(image, env)
-            checks += _check_image(image, facts, gpus)
+            try:
+                env = asked(lambda: image_env(client, image))
+            except EngineFailed as error:
+                checks.append(Check("image", "warn", f"{image}: {error.failure.line}", error.failure.fix))
+            else:
+                facts = None if env is None else image_facts(image, env)
+                checks += _check_image(image, facts, gpus)
         return checks, facts
     finally:
         client.close()
+
+
+def _docker_version(client: Any) -> list[Check]:
+    return [Check("docker", "ok", f"engine {client.version().get('Version', 'of unknown version')}")]
+
+
+def _docker_gpus(client: Any) -> list[Check]:
+    if "nvidia" in (client.info().get("Runtimes") or {}):
+        return []
+    return [
+        Check(
+            "docker gpu",
+            "warn",
+            "the engine names no nvidia runtime",
+            "install nvidia-container-toolkit (unless it hands GPUs on through CDI)",
+        )
+    ]
+
+
+def _docker_leftovers(client: Any) -> list[Check]:
+    from bench.servers.docker import leftovers
+
+    names = " ".join(leftovers(client))
+    text, fix = f"of an earlier run: {names}", f"docker rm -f {names}"
+    return [Check("docker leftovers", "warn", text, fix)] if names else []
 
 
 def _check_image(name: str, facts: ImageFacts | None, gpus: Sequence[GpuInfo]) -> list[Check]:
@@ -246,24 +284,32 @@ def _check_image(name: str, facts: ImageFacts | None, gpus: Sequence[GpuInfo]) -
     for gpu in gpus:
         if gpu.compute_capability and (failure := check_arch(gpu.name, gpu.compute_capability, facts)):
             checks.append(Check("image arch", "fail", failure.line, failure.fix))
-        if facts.needs_driver_cuda and gpu.cuda and gpu.cuda < facts.needs_driver_cuda:
-            need = ".".join(map(str, facts.needs_driver_cuda))
-            has = ".".join(map(str, gpu.cuda))
-            checks.append(
-                Check(
-                    "driver",
-                    "fail",
-                    f"driver {gpu.driver} runs CUDA up to {has}; {name} needs {need}",
-                    "update the driver, or take an image of an older CUDA",
-                )
-            )
+        checks += _check_driver(name, facts, gpu)
     return checks
+
+
+def _check_driver(name: str, facts: ImageFacts, gpu: GpuInfo) -> list[Check]:
+    """Whether a GPU's driver is new enough for an image; nothing is said where its CUDA is not known."""
+    if gpu.cuda is None or (may := allows(facts.driver_rule, gpu)):
+        return []
+    least = facts.needs_driver_cuda
+    need = " or ".join(map(",".join, facts.driver_rule)) if least is None else f"{least[0]}.{least[1]}"
+    text = f"driver {gpu.driver} runs CUDA up to {gpu.cuda[0]}.{gpu.cuda[1]}; {name} needs {need}"
+    fix = "update the driver, or take an image of an older CUDA"
+    if may is None:
+        text += ", or for some cards an older driver, as this one may be"
+        return [Check("driver", "warn", text, f"if it does not start: {fix}")]
+    return [Check("driver", "fail", text, fix)]
 
 
 def check_model(model: str, files: ModelFiles) -> Check:
     """The model's files."""
     if files.complete:
         return Check("model", "ok", f"{model} is complete in {files.folder}")
+    if files.unreadable is not None:
+        text = f"whether {model} is complete is not known ({files.unreadable})"
+        fix = "let this user read it, or set HF_HOME to a cache that it may read"
+        return Check("model", "warn", text, fix)
     if files.folder is None:
         return Check(
             "model",
@@ -293,16 +339,26 @@ class Subject:
 def examine(subject: Subject, *, gpus: Gpus | None = None, with_docker: bool = True) -> list[Check]:
     """All checks that apply."""
     found = gpus if gpus is not None else open_gpus()
-    infos = found.info() if found is not None else ()
     checks = [check_kernel(platform.release(), {**os.environ, **subject.env}), *check_gpus(found)]
     checks += [check_shm(_shm_free()), check_disk(subject.result_dir.absolute())]
     if with_docker:
-        checks += check_docker(subject.image, infos)[0]
+        checks += check_docker(subject.image, _infos(found))[0]
     if subject.model is not None:
         checks.append(check_model(subject.model, find_model(subject.model, weights=subject.weights)))
     return checks
 
 
+def _infos(gpus: Gpus | None) -> tuple[GpuInfo, ...]:
+    """The GPUs that an image is held against; none where the driver is silent, which its own check tells."""
+    try:
+        return () if gpus is None else gpus.info()
+    except GpusSilent:
+        return ()
+
+
 def _shm_free() -> int | None:
     shm = Path("/dev") / "shm"
-    return shutil.disk_usage(shm).free if shm.is_dir() else None
+    try:
+        return shutil.disk_usage(shm).free if shm.is_dir() else None
+    except OSError:
+        return None

@@ -6,11 +6,12 @@ holds links to the files, and the index lists the shards.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from sim.jsontext import load_json
 
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json", "tiktoken.model")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
@@ -22,10 +23,12 @@ class ModelFiles:
     """Where a model lies, and what is missing.
 
     `folder` is None if nothing of it is here. `missing` names files; alternatives stand with "|".
+    `unreadable` is what this user may not look at, with the reason: then nothing is known.
     """
 
     folder: Path | None
     missing: tuple[str, ...]
+    unreadable: str | None = None
 
     @property
     def complete(self) -> bool:
@@ -51,6 +54,13 @@ def find_model(
         cache: hub cache to look in; None is this user's.
         weights: whether weights are needed (`--load-format dummy` needs none).
     """
+    try:
+        return _look(model, cache, revision, weights)
+    except OSError as error:
+        return ModelFiles(None, (), f"{error.filename or model}: {error.strerror or error}")
+
+
+def _look(model: str, cache: Path | None, revision: str, weights: bool) -> ModelFiles:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return ModelFiles(folder, _missing(folder, weights))
@@ -58,7 +68,9 @@ def find_model(
     if not root.is_dir():
         return ModelFiles(None, (f"models--{model.replace('/', '--')}",))
     reference = root / "refs" / revision
-    commit = reference.read_text().strip() if reference.is_file() else revision
+    commit = revision
+    if reference.is_file():
+        commit = reference.read_text(encoding="utf-8", errors="replace").strip()
     snapshot = root / "snapshots" / commit
     if not snapshot.is_dir():
         what = f"snapshots/{commit}" if reference.is_file() else f"refs/{revision}"
@@ -81,14 +93,23 @@ def _missing_weights(folder: Path) -> list[str]:
     for name in _INDEXES:
         index = folder / name
         if index.exists():
-            try:
-                shards = set(json.loads(index.read_text())["weight_map"].values())
-            except (ValueError, KeyError, AttributeError, UnicodeDecodeError):
+            shards = _shards(index)
+            if not shards:
                 return [name]
             return sorted(shard for shard in shards if not (folder / shard).exists())
     if not any(path.exists() for pattern in _WEIGHTS for path in folder.glob(pattern)):
         return ["*.safetensors"]
     return []
+
+
+def _shards(index: Path) -> set[str]:
+    """The files that an index names; none where it is damaged."""
+    try:
+        named = load_json(index.read_text(encoding="utf-8"))["weight_map"].values()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return set()
+    shards = [name for name in named if isinstance(name, str)]
+    return set(shards) if len(shards) == len(named) else set()
 
 
 def inner_cache(mounts: tuple[tuple[Path, str], ...], env: Mapping[str, str], cache: Path) -> str | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,18 +10,20 @@ from click.testing import CliRunner
 
 from bench.audit.audit import audit
 from bench.audit.cli import audit as audit_command
+from bench.audit.combine import distinct_names
 from bench.audit.facts import Run
 from bench.audit.finding import QUESTIONS, Finding, exit_status, in_order, verdict
 from bench.audit.quality import cold_from_aggregates
 from bench.audit.reading import _of_result, read_material
 from bench.audit.text import WIDTH, render, said_once
 from cli import main
-from sim.errors import BadInput
+from sim.errors import BadInput, EngineStuck
 from sim.explain.outcome import evaluate
 from sim.results import BenchResult
 from sim.results_io.files import write_result
 from tests.audit_runs import about, files, read, report
 from tests.explain_scenarios import printed, reference_source, run_of
+from tests.test_report import result
 
 # -- the published reports
 
@@ -384,3 +387,189 @@ def test_a_resolved_flag_that_differs_is_a_second_dimension():
     (found,) = [f for f in audit(runs) if f.question == "dimensions"]
     assert found.level == "stop"
     assert "gpu_memory_utilization 0.92 to 0.8" in found.evidence
+
+
+# -- several files
+
+
+def rated(rate: float, ttft: float) -> str:
+    """Figures of an open loop whose answers came at about 2 requests/s, whatever was offered."""
+    figures = {
+        "request_rate": rate,
+        "completed": 400,
+        "failed": 0,
+        "duration": 202.0,
+        "total_input_tokens": 400_000,
+        "total_output_tokens": 40_000,
+        "mean_ttft_ms": ttft,
+        "mean_tpot_ms": 20.0,
+        "mean_e2el_ms": ttft + 99 * 20.0,
+    }
+    return json.dumps(figures)
+
+
+def test_files_of_one_name_are_told_apart(tmp_path):
+    paths = []
+    for folder, rate, ttft in (("rate20", 20.0, 58_000.0), ("rate2", 2.0, 100.0)):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "result.json"
+        path.write_text(rated(rate, ttft))
+        paths.append(str(path))
+    for order in (paths, paths[::-1]):
+        done = CliRunner().invoke(audit_command, [*order, "--json"], catch_exceptions=False)
+        assert done.exit_code == 3
+        content = json.loads(done.output)
+        assert {run["name"] for run in content["runs"]} == {"rate20/result.json", "rate2/result.json"}
+        (stop,) = [f for f in content["findings"] if f["level"] == "stop"]
+        assert stop["runs"] == ["rate20/result.json"]
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["x/a.json", "y/b.json"], ["a.json", "b.json"]),
+        (["x/a.json", "y/a.json", "b"], ["x/a.json", "y/a.json", "b"]),
+        (["a.json", "x/a.json"], ["a.json", "x/a.json"]),
+        (["1/x/a", "2/x/a", "2/y/a"], ["1/x/a", "2/x/a", "y/a"]),
+        (["/x/a", "x/a"], ["/x/a", "x/a"]),
+    ],
+)
+def test_names_are_as_short_as_they_can_be(paths, names):
+    assert distinct_names(paths) == names
+
+
+def test_a_file_is_given_once_under_whatever_path(tmp_path):
+    (path,) = files(tmp_path, r="Mean TTFT (ms): 5\n")
+    done = CliRunner().invoke(audit_command, [path, f"{tmp_path}/../{tmp_path.name}/r.txt"])
+    assert isinstance(done.exception, BadInput)
+    assert "given twice" in str(done.exception)
+
+
+# -- what is not known is no zero
+
+
+def without(run: Run, *keys: str) -> Run:
+    return replace(run, figures={key: value for key, value in run.figures.items() if key not in keys})
+
+
+def test_an_unknown_length_is_no_other_length():
+    whole = report(name="a")
+    part = without(report(name="b", seed=2), "total_output_tokens")
+    for runs in ((part, replace(part, name="c")), (whole, part), (part, whole)):
+        (found,) = [f for f in audit(runs) if f.question == "input"]
+        assert found.level == "unknown"
+        assert found.evidence.endswith("tokens were generated")
+    other = report(name="c", seed=3, total_output_tokens=90_000.0)
+    assert {f.level for f in audit((whole, part, other)) if f.question == "input"} == {"stop", "unknown"}
+    none = report(name="d", seed=4, total_output_tokens=0.0)
+    assert "one had no output at all" in about(audit((whole, none)), "input")
+
+
+def test_reports_of_which_one_is_cut_are_not_made_one_run(tmp_path):
+    whole, other = printed(run_of("vllm", 1)), printed(run_of("vllm", 128))
+    cut = "\n".join(line for line in other.splitlines() if "Successful" not in line)
+    (path,) = files(tmp_path, paste=f"{whole}\n{cut}\n")
+    with pytest.raises(BadInput, match="is it truncated"):
+        read_material(path)
+    (alone,) = read(files(tmp_path, alone=cut))
+    assert alone.settings["tool"] == "part of a report"
+    (path,) = files(tmp_path, loose="Mean TTFT (ms): 5\nMean TPOT (ms): 2\n\nMean TTFT (ms): 9\n")
+    with pytest.raises(BadInput, match="mean_ttft_ms as 5 and as 9: give each run a file of its own"):
+        read_material(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"max_concurrency": [1, 128]}, "run 1 max_concurrency: must be a whole number"),
+        ({"max_concurrency": "auto"}, "run 1 max_concurrency: 'auto'"),
+        ({"num_prompts": "many"}, "run 1 num_prompts"),
+        ({"request_rate": [1, 2]}, "run 1 request_rate"),
+        ({"random_prefix_len": "long"}, "run 1 random_prefix_len"),
+        ({"seed": [1]}, "run 1 seed"),
+        ({"kv_cache_tokens": float("nan")}, "run 1 kv_cache_tokens"),
+        ({"num_preemptions": float("inf")}, "run 1 num_preemptions"),
+    ],
+)
+def test_settings_that_no_client_has_are_refused(tmp_path, more, words):
+    (path,) = files(tmp_path, made=json.dumps({"mean_ttft_ms": 500, **more}))
+    with pytest.raises(BadInput, match=words):
+        read_material(path)
+
+
+def test_settings_that_a_client_prints_are_held_to_the_same(tmp_path):
+    text = "Namespace(max_concurrency={})\nMean TTFT (ms): 500\n"
+    with pytest.raises(BadInput, match="max_concurrency"):
+        read_material(files(tmp_path, odd=text.format("'auto'"))[0])
+    trace = "Namespace(request_rate=trace, num_prompts=5)\nMean TTFT (ms): 500\n"
+    (run,) = read(files(tmp_path, trace=trace))
+    assert run.rate is None
+    odd = json.dumps({"mean_ttft_ms": 500, "request_rate": "4", "stamp": 10**400})
+    (run,) = read(files(tmp_path, odd=odd))
+    assert run.label == "rate 4"
+
+
+def test_figures_of_the_server_in_a_result_of_ours_are_numbers(tmp_path):
+    path = tmp_path / "own.json"
+    write_result(result(server={"kv_cache_tokens": 1000}), path)
+    assert read([str(path)])[0].kv_tokens == 1000
+    document = json.loads(path.read_text())
+    document["servecast"]["server"]["kv_cache_tokens"] = "many"
+    path.write_text(json.dumps(document))
+    with pytest.raises(BadInput, match="server kv_cache_tokens"):
+        read_material(str(path))
+
+
+# -- runs that are simulated
+
+SERVE = "vllm serve Qwen/Qwen2.5-7B-Instruct"
+
+
+@pytest.mark.parametrize("idle", [["--gpu", "nonsense"], ["--engine-version", "nonsense"]])
+def test_options_of_the_simulation_do_not_stand_idle(pair, idle):
+    done = CliRunner().invoke(audit_command, [*pair, *idle])
+    assert isinstance(done.exception, BadInput)
+    assert done.exception.field == idle[0]
+    assert "--serve" in done.exception.hint
+
+
+def test_a_launch_is_checked_even_where_no_run_can_be_simulated(tmp_path):
+    paths = files(tmp_path, part="Mean TTFT (ms): 5\n")
+    for gpu, serve, field in (("H100", "vllm serve", "--model"), ("no-such-gpu", SERVE, "--gpu")):
+        done = CliRunner().invoke(audit_command, [*paths, "--serve", serve, "--gpu", gpu])
+        assert isinstance(done.exception, BadInput), done.output
+        assert done.exception.field == field
+
+
+def test_a_launch_from_standard_input_is_read_once_for_all_runs(pair, monkeypatch):
+    simulated = []
+
+    def note(scenario):
+        simulated.append(scenario.workload.max_concurrency)
+        return SimpleNamespace(queue_share=0.5)
+
+    monkeypatch.setattr("bench.audit.simulation.evaluate", note)
+    arguments = [*pair, "--serve", "-", "--gpu", "H100"]
+    CliRunner().invoke(audit_command, arguments, input=SERVE, catch_exceptions=False)
+    assert simulated == [1, 128]
+
+
+def test_a_run_that_was_not_simulated_is_told(pair, tmp_path):
+    paths = [pair[0], *files(tmp_path, part="Successful requests: 20\nMean TTFT (ms): 5\n")]
+    arguments = [*paths, "--gpu", "H100", "--serve", f"{SERVE} --max-model-len 4096"]
+    done = CliRunner().invoke(audit_command, arguments, catch_exceptions=False)
+    told = " ".join(done.output.split())
+    assert "concurrency 1: this launch refuses its requests" in told
+    assert "part.txt: the report does not tell prompt length, output length, rate or concurrency" in told
+
+
+def test_an_engine_that_gets_stuck_is_no_silence(pair, monkeypatch):
+    def stuck(scenario):
+        raise EngineStuck("request 7: can never be scheduled")
+
+    monkeypatch.setattr("bench.audit.simulation.evaluate", stuck)
+    arguments = [pair[1], "--gpu", "H100", "--serve", SERVE, "--json"]
+    done = CliRunner().invoke(audit_command, arguments, catch_exceptions=False)
+    (found,) = [f for f in json.loads(done.output)["findings"] if "stuck" in f["title"]]
+    assert found["level"] == "care"
+    assert "request 7" in found["evidence"]

@@ -242,3 +242,41 @@ def test_a_simulation_needs_no_warm_up(tmp_path):
         runs = read([str(path)])
         assert runs[0].result.origin == origin
         assert len(warmup(runs)) == findings
+
+
+def test_preemptions_since_start_up_are_not_the_run_s(tmp_path):
+    after = METRICS.format(queries=50_000, hits=40_000, generated=5_000, preemptions=3, finished=50)
+    (run,) = read(files(tmp_path, after=after))
+    assert run.preemptions is None
+    (run,) = read(files(tmp_path, before=ZERO, after=after))
+    assert run.preemptions == 3
+
+
+REPLICA = "(EngineCore_DP{rank} pid=9) INFO 01-02 03:04:05 [utils.py:1] GPU KV cache size: {n} tokens\n"
+
+
+def test_the_pools_of_data_parallel_replicas_add_up(tmp_path):
+    log = REPLICA.format(rank=0, n="100,000") + REPLICA.format(rank=1, n="94,000")
+    (run,) = read(files(tmp_path, c128=printed(run_of("vllm", 128)), log=log))
+    assert run.kv_tokens == 194_000
+    assert run.fits() == 100_000 // 4608 + 94_000 // 4608
+    told = about(audit((run,)), "capacity")
+    assert "194,000 tokens in 2 replicas hold 41 requests" in told
+    told = about(audit(read(files(tmp_path, log=log))), "capacity")
+    assert "KV cache of 194,000 tokens in 2 replicas" in told
+    dump = "".join(
+        f'vllm:cache_config_info{{engine="{rank}",block_size="16",num_gpu_blocks="1000"}} 1.0\n'
+        f'vllm:num_requests_running{{engine="{rank}"}} 0\n'
+        for rank in (0, 1)
+    )
+    (run,) = read(files(tmp_path, dump=dump))
+    assert run.kv_pools == (16_000, 16_000)
+
+
+def test_a_server_that_was_restarted_between_the_dumps_is_told(tmp_path):
+    after = METRICS.format(queries=50_000, hits=0, generated=5_000, preemptions=3, finished=50)
+    started = "process_start_time_seconds {}\n"
+    for second, told in ((1000, False), (2000, True)):
+        dumps = {"before": ZERO + started.format(1000), "after": after + started.format(second)}
+        (run,) = read(files(tmp_path, **dumps))
+        assert ("care the server was restarted" in about(audit((run,)), "percentiles")) == told

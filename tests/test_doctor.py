@@ -1,11 +1,16 @@
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from docker.errors import DockerException
 
 from bench.doctor import (
     MIB,
     Subject,
     check_arch,
+    check_disk,
+    check_docker,
     check_gpus,
     check_kernel,
     check_model,
@@ -16,6 +21,7 @@ from bench.doctor import (
     image_facts,
     is_wsl2,
 )
+from bench.driver_rule import allows, driver_rule
 from bench.hf_cache import cache_root, find_model, inner_cache
 from bench.telemetry import (
     GpuInfo,
@@ -366,3 +372,144 @@ def test_examining_a_host_looks_at_all_that_applies(tmp_path):
     checks = {check.name: check.status for check in examine(subject, gpus=Gpus(0, 0), with_docker=False)}
     assert {"kernel", "gpu 0", "shm", "disk", "model"} <= set(checks)
     assert checks["model"] == "fail"
+
+
+# -- a host that does not let itself be looked at
+
+
+def denied(*_args, **_more):
+    raise PermissionError(13, "Permission denied", "/secret")
+
+
+def test_results_that_cannot_be_written_fail_before_the_run(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    found = check_disk(tmp_path / "file" / "deep")
+    assert (found.status, "is no folder" in found.detail) == ("fail", True)
+    with monkeypatch.context() as patch:
+        patch.setattr("bench.doctor.os.access", lambda *_: False)
+        found = check_disk(tmp_path / "new")
+    assert (found.status, f"{tmp_path} cannot be written to" in found.detail) == ("fail", True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "exists", denied)
+        found = check_disk(tmp_path / "new")
+    assert (found.status, "Permission denied" in found.detail) == ("fail", True)
+    assert "--result-dir" in found.fix
+
+
+def test_a_cache_that_may_not_be_read_is_not_called_missing(tmp_path, monkeypatch):
+    cached_model(tmp_path)
+    for name in ("is_dir", "read_text"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, name, denied)
+            files = find_model("org/Model-7B", cache=tmp_path)
+        assert files.unreadable == "/secret: Permission denied"
+        assert not files.complete
+        check = check_model("org/Model-7B", files)
+        assert (check.status, "/secret: Permission denied" in check.detail) == ("warn", True)
+
+
+@pytest.mark.parametrize(
+    "index", ["[]", "null", "{", '{"weight_map": []}', '{"weight_map": {}}', '{"weight_map": {"a": [1]}}']
+)
+def test_a_damaged_index_is_a_missing_one(tmp_path, index):
+    name = "model.safetensors.index.json"
+    (cached_model(tmp_path) / name).write_text(index)
+    assert find_model("org/Model-7B", cache=tmp_path).missing == (name,)
+
+
+class FakeEngine:
+    """A Docker engine that is asked through a proxy: all but some questions are refused."""
+
+    def __init__(self, refuses):
+        self.refuses = refuses
+        self.containers = self.images = self
+
+    def _answer(self, question, answer):
+        if question in self.refuses:
+            raise self.refuses[question]
+        return answer
+
+    def version(self):
+        return self._answer("version", {"Version": "27.1"})
+
+    def info(self):
+        return self._answer("info", {"Runtimes": {}})
+
+    def list(self, **_):
+        return self._answer("list", [])
+
+    def get(self, name):
+        return self._answer("get", SimpleNamespace(attrs={"Config": {"Env": ["CUDA_VERSION=12.8"]}}))
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("question", "check"),
+    [("version", "docker"), ("info", "docker gpu"), ("list", "docker leftovers"), ("get", "image")],
+)
+@pytest.mark.parametrize("error", [DockerException("403 Forbidden"), TimeoutError("timed out")])
+def test_a_docker_engine_that_refuses_one_question_answers_others(monkeypatch, question, check, error):
+    monkeypatch.setattr("bench.servers.docker.connect", lambda: FakeEngine({question: error}))
+    checks, _ = check_docker("x:cu128", Gpus(0, 0).info())
+    found = {check.name: check for check in checks}
+    assert {"docker", "docker gpu", "image"} <= set(found)
+    assert found[check].status == "warn"
+    if question != "get":
+        assert str(error) in found[check].detail
+
+
+def test_gpus_that_fall_silent_do_not_end_the_examination(tmp_path):
+    class Mute(Gpus):
+        def info(self):
+            raise GpusSilent("nvidia-smi gave no answer within 20 s")
+
+    checks = {check.name: check.status for check in examine(Subject(result_dir=tmp_path), gpus=Mute(0, 0))}
+    assert checks["gpu"] == "warn"
+    assert {"kernel", "shm", "disk", "docker"} <= set(checks)
+
+
+REQUIRE = (
+    "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=unknown,driver>=535,driver<536 brand=tesla,driver>=535,driver<536 "
+    "brand=tesla,driver>=550,driver<551"
+)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "driver", "cuda", "status"),
+    [
+        ("NVIDIA H100", "570.86.15", (12, 8), None),
+        ("NVIDIA H100", "535.104.05", (12, 2), "warn"),  # as a Tesla it is allowed; its brand is not known
+        ("NVIDIA H100", "550.54", (12, 4), "warn"),
+        ("NVIDIA H100", "545.23.08", (12, 3), "fail"),  # between the alternatives
+        ("NVIDIA H100", "525.60", (12, 0), "fail"),
+        ("NVIDIA GeForce RTX 4090", "535.104.05", (12, 2), "fail"),  # certainly no Tesla
+        ("NVIDIA H100", "535.104.05", None, None),
+    ],
+)
+def test_an_image_may_allow_older_drivers_for_some_cards(monkeypatch, gpu, driver, cuda, status):
+    engine = FakeEngine({})
+    engine.get = lambda name: SimpleNamespace(attrs={"Config": {"Env": [REQUIRE]}})
+    monkeypatch.setattr("bench.servers.docker.connect", lambda: engine)
+    checks, facts = check_docker("x:v1", (GpuInfo(0, gpu, (9, 0), 80 << 30, driver, cuda),))
+    assert facts.needs_driver_cuda == (12, 8)
+    found = [check for check in checks if check.name == "driver"]
+    assert [check.status for check in found] == ([] if status is None else [status])
+    assert all("needs 12.8" in check.detail for check in found)
+
+
+@pytest.mark.parametrize(
+    ("rule", "answer"),
+    [
+        ("", True),
+        ("cuda>=9.0,driver>=384", True),
+        ("driver>=570,driver<571", True),
+        ("driver>=570.2", False),
+        ("arch>=10.0", False),
+        ("weather=fine", None),
+        ("weather=fine,driver<500", False),
+    ],
+)
+def test_conditions_of_one_alternative_hold_together(rule, answer):
+    assert allows(driver_rule(rule), Gpus(0, 0).info()[0]) is answer

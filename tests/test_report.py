@@ -219,3 +219,19 @@ def test_unknown_is_called_unknown_and_never_zero():
 def test_goodput_says_how_many_requests_met_every_limit():
     spec = WorkloadSpec(request_rate=2.0, goodput=(("ttft", 300.0),))
     assert "95.0% of all requests met every limit" in line(render(result(20, spec=spec)), "Request goodput")
+
+
+def test_unknown_samples_of_the_server_are_blanks_and_no_zeros():
+    time, nan = np.linspace(0.0, 12.0, 40), np.full(40, np.nan)
+    text = render(result(series=ServerSeries(time, nan, nan, nan)))
+    for label in ("Peak KV use (%)", "KV use over time", "Running over time", "Waiting over time"):
+        assert line(text, label).split(": ")[1].strip() == "unknown"
+    some = np.full(40, 0.5)
+    some[10:20] = np.nan
+    text = render(result(series=ServerSeries(time, 8 * some, nan, some)))
+    assert line(text, "Peak KV use").split()[-1] == "50.00"
+    spark = line(text, "KV use over time")[41:]
+    assert len(spark) == 40
+    assert " " * 9 in spark
+    assert set(spark) == {" ", "▅"}
+    assert line(text, "Running over time").endswith("█ max 4")

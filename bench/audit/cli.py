@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 
 import click
 
-from bench.audit.facts import Run
-from sim.errors import BadInput, ServecastError
+from bench.audit.finding import Finding, exit_status, in_order, verdict
+from sim.errors import BadInput
 
 
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--kv-cache-tokens", metavar="N", help="KV cache size that the engine logged [tokens].")
+@click.option("--kv-cache-tokens", metavar="N", help="KV cache that the engine logged, of all replicas.")
 @click.option("--serve", metavar="COMMAND", help="Launch command; with --gpu the runs are simulated too.")
 @click.option("--gpu", metavar="NAME|FILE", help="GPU (see `servecast gpus`).")
 @click.option("--engine-version", metavar="VERSION", help="Version whose rules apply.")
@@ -39,22 +40,23 @@ def audit(
     """
     from bench.audit.audit import audit as find
     from bench.audit.combine import combine
-    from bench.audit.finding import exit_status, verdict
     from bench.audit.reading import read_material
     from bench.audit.text import document, render
 
     pool = _whole("--kv-cache-tokens", kv_cache_tokens)
-    if serve is not None and gpu is None:
-        raise BadInput("--gpu", None, "name the GPU, so that the runs can be simulated")
-    for path in files:
-        if files.count(path) > 1:
-            raise BadInput("FILE", path, "is given twice; give each report once")
+    _check_launch(serve, gpu, engine_version)
+    _check_once(files)
     runs = combine([read_material(path) for path in files])
     if pool is not None:
         runs = tuple(run.with_(kv_given=pool) for run in runs)
-    if serve is not None:
-        runs = tuple(_simulated(run, serve, gpu, engine_version) for run in runs)
-    findings = find(runs)
+    unsimulated: list[Finding] = []
+    if serve is not None and gpu is not None:
+        from bench.audit.simulation import Launch, simulate_all
+        from sim.cli.options import read_text
+
+        launch = Launch(read_text(serve, "--serve"), gpu, engine_version)
+        runs, unsimulated = simulate_all(runs, launch)
+    findings = in_order([*find(runs), *unsimulated])
     name = verdict(findings)
     status = exit_status(name, strict=strict)
     if as_json:
@@ -65,41 +67,36 @@ def audit(
         raise click.exceptions.Exit(status)
 
 
-def _simulated(run: Run, serve: str, gpu: str | None, version: str | None) -> Run:
-    """The run beside its simulation, where the report tells the load."""
-    from sim.build import read_source
-    from sim.cli.options import read_text
-    from sim.explain.outcome import evaluate
+def _check_launch(serve: str | None, gpu: str | None, version: str | None) -> None:
+    """Refuse half of what a simulation needs.
 
-    length, out, sent = run.mean_tokens("input"), run.mean_tokens("output"), run.num_prompts
-    if length is None or out is None or sent is None:
-        return run
-    words = ["vllm bench serve --dataset-name random", f"--random-input-len {round(length)}"]
-    words += [f"--random-output-len {round(out)}", f"--num-prompts {sent}"]
-    if run.concurrency is not None:
-        words.append(f"--max-concurrency {run.concurrency}")
-    if run.rate is not None:
-        words.append(f"--request-rate {run.rate}")
-    try:
-        source = read_source(
-            serve=read_text(serve, "--serve"),
-            bench=" ".join(words),
-            gpu=gpu,
-            engine_version=version,
-            kv_cache_tokens=run.kv_tokens,
-        )
-        return run.with_(simulated=evaluate(source.build()))
-    except BadInput:
-        raise
-    except ServecastError:
-        return run
+    Raises:
+        BadInput: --serve without --gpu, or one of the others without --serve.
+    """
+    if serve is not None and gpu is None:
+        raise BadInput("--gpu", None, "name the GPU, so that the runs can be simulated")
+    for flag, value in (("--gpu", gpu), ("--engine-version", version)):
+        if serve is None and value is not None:
+            raise BadInput(flag, value, "is for simulating the runs: add --serve, or leave it out")
+
+
+def _check_once(files: Sequence[str]) -> None:
+    """Refuse a report that would be compared with itself.
+
+    Raises:
+        BadInput: a file is given twice, under whatever path.
+    """
+    real = [os.path.realpath(path) for path in files]
+    for path, place in zip(files, real, strict=True):
+        if real.count(place) > 1:
+            raise BadInput("FILE", path, "is given twice; give each report once")
 
 
 def _whole(flag: str, text: str | None) -> int | None:
     if text is None:
         return None
     digits = text.replace(",", "").replace("_", "")
-    if not digits.isdigit() or int(digits) < 1:
+    if not digits.isdecimal() or int(digits) < 1:
         raise BadInput(flag, text, "must be a whole number of at least 1")
     return int(digits)
 

@@ -14,26 +14,42 @@ Dump = tuple[str, Snapshot]
 
 
 def combine(materials: Sequence[Material]) -> tuple[Run, ...]:
-    """The runs of an audit, in the order of their reports.
+    """The runs of an audit, in the order of their reports, each under a name of its own.
 
     One log, or one pair of dumps, goes with every report it can go with; as many as there are reports go one
     each, in order. Dumps are paired in order, the earlier of a pair being the one with the smaller counters.
     Without any report, logs and dumps are audited by themselves.
     """
+    names = distinct_names([material.path for material in materials])
     runs: list[Run] = []
-    for material in materials:
-        runs += [_with_log(run, material.log) if material.log else run for run in material.runs]
-    logs = [(m.path, m.log) for m in materials if m.log is not None and not m.runs]
-    dumps = _pairs([(m.path, m.snapshot) for m in materials if m.snapshot is not None])
+    for material, name in zip(materials, names, strict=True):
+        for run in material.runs:
+            own = run.with_(name=name + run.name.removeprefix(Path(material.path).name))
+            runs.append(_with_log(own, material.log) if material.log else own)
+    named = list(zip(names, materials, strict=True))
+    logs = [(name, m.log) for name, m in named if m.log is not None and not m.runs]
+    dumps = _pairs([(name, m.snapshot) for name, m in named if m.snapshot is not None])
     if not runs:
         count = max(len(logs), len(dumps))
-        names = [path for path, _ in logs] if len(logs) >= len(dumps) else [path for path, *_ in dumps]
-        runs = [Run(Path(names[i]).name) for i in range(count)]
+        own_names = [name for name, _ in logs] if len(logs) >= len(dumps) else [name for name, *_ in dumps]
+        runs = [Run(own_names[i]) for i in range(count)]
     if len(logs) == len(runs):
         runs = [_with_log(run, log) for run, (_, log) in zip(runs, logs, strict=True)]
     elif logs:
         runs = [_with_log(run, logs[0][1]) for run in runs]
     return tuple(_with_dumps(runs, dumps))
+
+
+def distinct_names(paths: Sequence[str]) -> list[str]:
+    """The shortest ends of different paths, from the file's name on, that tell them apart."""
+    parts = [Path(path).parts for path in paths]
+    names = []
+    for i, own in enumerate(parts):
+        others = [*parts[:i], *parts[i + 1 :]]
+        depths = range(1, len(own))
+        depth = next((d for d in depths if all(own[-d:] != other[-d:] for other in others)), len(own))
+        names.append(str(Path(*own[-depth:])))
+    return names
 
 
 def _with_log(run: Run, log: StartupLog) -> Run:
@@ -42,7 +58,7 @@ def _with_log(run: Run, log: StartupLog) -> Run:
 
 
 def _pairs(dumps: Sequence[Dump]) -> list[tuple[str, Snapshot, Snapshot | None]]:
-    """(path, after, before); the last of an odd number stands alone."""
+    """(name, after, before); the last of an odd number stands alone."""
     out: list[tuple[str, Snapshot, Snapshot | None]] = []
     for i in range(0, len(dumps) - 1, 2):
         first, second = dumps[i], dumps[i + 1]
@@ -61,11 +77,11 @@ def _work(snapshot: Snapshot) -> tuple[float, float]:
 def _with_dumps(runs: list[Run], dumps: Sequence[tuple[str, Snapshot, Snapshot | None]]) -> list[Run]:
     if len(dumps) == len(runs):
         return [_with_dump(run, after, before) for run, (_, after, before) in zip(runs, dumps, strict=True)]
-    for path, after, before in dumps:
+    for name, after, before in dumps:
         seen = _view(after, before)
         owner = next((i for i, run in enumerate(runs) if _same_work(run, seen)), None)
         if owner is None:
-            runs.append(_with_dump(Run(Path(path).name), after, before))
+            runs.append(_with_dump(Run(name), after, before))
         else:
             runs[owner] = _with_dump(runs[owner], after, before)
     return runs

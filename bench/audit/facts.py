@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +21,7 @@ class Run:
     """What is known of one run; None and absent keys are unknown.
 
     Attributes:
-        name: of the file.
+        name: of the file, and of no other run of the audit.
         result: as read, where a result file or a whole report was given.
         figures: keys of `vllm bench serve`, times in ms.
         settings: of the client: max_concurrency, request_rate, num_prompts, num_warmups, seed, ...
@@ -28,7 +29,7 @@ class Run:
         log: the start-up log that goes with it.
         view: growth of /metrics over the run (`paired`), or all since start-up.
         cache: the pool as /metrics has it.
-        kv_given: tokens of the pool, from the command line.
+        kv_given: tokens that the whole server holds, from the command line.
         simulated: the run predicted, where enough is known.
     """
 
@@ -79,9 +80,11 @@ class Run:
     def rate(self) -> float | None:
         """Offered requests/s where that is finite."""
         value = self.settings.get("request_rate")
-        if value is None or isinstance(value, str) or value == float("inf"):
+        try:
+            rate = math.inf if value is None else float(value)  # clients write it as text, too
+        except (TypeError, ValueError):
             return None
-        return float(value)
+        return rate if math.isfinite(rate) else None
 
     def mean_tokens(self, side: str) -> float | None:
         """Mean prompt ("input") or output length [tokens]."""
@@ -137,21 +140,28 @@ class Run:
         return None if rate is None or e2e is None or ttft is None else rate * max(0.0, e2e - ttft / 1e3)
 
     @property
-    def kv_tokens(self) -> int | None:
-        """Tokens that the pool really holds."""
+    def kv_pools(self) -> tuple[int, ...]:
+        """Tokens that each engine's pool really holds: one entry per data-parallel replica; () is unknown."""
         if self.kv_given is not None:
-            return self.kv_given
+            return (self.kv_given,)
+        logged = () if self.log is None else tuple(pool.equivalent_tokens for pool in self.log.pools)
         stored = self.result.server.get("kv_cache_tokens") if self.result else None
-        if stored:
-            return int(stored)
-        if self.log is not None and self.log.kv is not None:
-            return self.log.kv.equivalent_tokens
-        if self.cache is not None:
-            if self.cache.kv_cache_tokens:
-                return self.cache.kv_cache_tokens
-            if self.cache.num_gpu_blocks and self.cache.block_size:
-                return self.cache.num_gpu_blocks * self.cache.block_size
-        return None
+        if stored and len(logged) < 2:  # a result keeps one engine's pool only
+            return (int(stored),)
+        if logged:
+            return logged
+        if self.cache is None:
+            return ()
+        tokens = self.cache.kv_cache_tokens
+        if not tokens and self.cache.num_gpu_blocks and self.cache.block_size:
+            tokens = self.cache.num_gpu_blocks * self.cache.block_size
+        engines = max(1, self.view.engines) if self.view is not None else 1
+        return (tokens,) * engines if tokens else ()
+
+    @property
+    def kv_tokens(self) -> int | None:
+        """Tokens that the pools of all replicas really hold."""
+        return sum(self.kv_pools) or None
 
     @property
     def block_size(self) -> int:
@@ -163,13 +173,13 @@ class Run:
         return known or (1 if self.engine.get("engine") == "sglang" else DEFAULT_BLOCK)
 
     def fits(self, *, of_output: float = 1.0) -> int | None:
-        """Requests of mean length that the pool holds with this share of their output: 1 to their end."""
-        pool, length, out = self.kv_tokens, self.mean_tokens("input"), self.mean_tokens("output")
-        if pool is None or length is None or out is None:
+        """Requests of mean length that the pools hold with this share of their output: 1 to their end."""
+        pools, length, out = self.kv_pools, self.mean_tokens("input"), self.mean_tokens("output")
+        if not pools or length is None or out is None:
             return None
         tokens = max(length + of_output * out, length + 1)
         blocks = -(-tokens // self.block_size)
-        return int(pool // (blocks * self.block_size))
+        return int(sum(pool // (blocks * self.block_size) for pool in pools))
 
     @property
     def preemptions(self) -> int | None:
@@ -178,8 +188,8 @@ class Run:
         if value is None and self.result is not None:
             stored = self.result.server.get("num_preemptions")
             value = None if stored is None else float(stored)
-        if value is None and self.view is not None:
-            value = self.view.counters.get("num_preemptions")
+        if value is None:
+            value = self.counted("num_preemptions")
         return None if value is None else int(value)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from bench.audit.checks import as_count
 from bench.audit.facts import Run, alone
 from bench.audit.finding import Finding, Level
 from bench.audit.pair import OTHER
@@ -209,9 +210,8 @@ def client_limited(runs: Sequence[Run]) -> list[Finding]:
 def saturated(runs: Sequence[Run]) -> list[Finding]:
     """Open loops that outran the server; closed loops, whose TTFT holds for their concurrency only."""
     findings = []
-    states = {run.name: _regime(run).state for run in runs}
-    over = [run for run in runs if states[run.name] == "saturated"]
-    for run in runs:
+    states = [_regime(run).state for run in runs]
+    for run, state in zip(runs, states, strict=True):
         rate, achieved, ttft, duration = (
             run.rate,
             run.throughput,
@@ -225,11 +225,11 @@ def saturated(runs: Sequence[Run]) -> list[Finding]:
             if ttft and duration
             else ""
         )
-        if run in over and rate is not None and achieved is not None:
+        if state == "saturated" and rate is not None and achieved is not None:
             findings.append(
                 Finding(
                     "saturated",
-                    "stop" if len(over) < len(runs) else "care",
+                    "stop" if states.count("saturated") < len(runs) else "care",
                     "saturated",
                     f"{run.label}: {rate:g} requests/s offered, {achieved:.3g} completed",
                     f"{share}; it grows with the length of the test" if share else "TTFT grows with the test",
@@ -237,10 +237,10 @@ def saturated(runs: Sequence[Run]) -> list[Finding]:
                     (run.name,),
                 )
             )
-        elif rate is None or states[run.name] in ("closed-loop", "capped"):
+        elif rate is None or state in ("closed-loop", "capped"):
             findings.append(_closed(run, share))
         else:
-            known = states[run.name] == "stable"
+            known = state == "stable"
             text = f"{run.label}: {achieved:.3g} completed" if achieved is not None else run.label
             title, effect = ("below capacity", "") if known else ("too short to tell", "send more requests")
             level: Level = "ok" if known else "unknown"
@@ -278,7 +278,7 @@ def capacity(runs: Sequence[Run]) -> list[Finding]:
             findings += _unknown_capacity(run)
             continue
         tokens = (run.mean_tokens("input") or 0) + (run.mean_tokens("output") or 0)
-        evidence = f"{run.label}: {run.kv_tokens:,} tokens hold {full} requests of {tokens:,.0f}"
+        evidence = f"{run.label}: {_pool(run)} hold {full} requests of {tokens:,.0f}"
         if cap <= full:
             text = f"{evidence}; {cap} are in flight"
             findings.append(
@@ -341,19 +341,26 @@ def _hybrid(run: Run) -> list[Finding]:
     ]
 
 
+def _pool(run: Run) -> str:
+    """Size of the KV cache, which each data-parallel replica has for itself."""
+    count = len(run.kv_pools)
+    return f"{run.kv_tokens:,} tokens" + (f" in {count} replicas" if count > 1 else "")
+
+
 def _unknown_capacity(run: Run) -> list[Finding]:
     """Without the pool's size: what Little's law says of who was served."""
     flight, decoding = run.in_flight, run.decoding
     if run.kv_tokens is not None and not run.figures:
-        pool = run.log.kv if run.log else None
-        most = run.engine.get("max_num_seqs") or run.engine.get("max_running_requests")
-        text = f"{run.name}: KV cache of {run.kv_tokens:,} tokens"
-        if pool is not None and pool.concurrency is not None and pool.max_len is not None:
-            text += f", {pool.concurrency:.2f} requests of the full {pool.max_len:,}"
+        logged = run.log.pools if run.log else ()
+        most = as_count(run.engine.get("max_num_seqs")) or as_count(run.engine.get("max_running_requests"))
+        text = f"{run.name}: KV cache of {_pool(run)}"
+        times = [pool.concurrency for pool in logged if pool.concurrency is not None]
+        if times and len(times) == len(logged) and logged[0].max_len is not None:
+            text += f", {sum(times):.2f} requests of the full {logged[0].max_len:,}"
         if most is not None:
-            text += f"; up to {most} sequences may run"
-            if run.kv_tokens and int(most):
-                text += f", each of {run.kv_tokens // int(most):,} tokens at most"
+            where = " in each replica" if len(run.kv_pools) > 1 else ""
+            text += f"; up to {most} sequences may run{where}"
+            text += f", each of {min(run.kv_pools) // most:,} tokens at most"
         return [Finding("capacity", "note", "what the pool holds", text, "", "", (run.name,))]
     if not run.figures:
         return []

@@ -29,56 +29,65 @@ def input_distribution(runs: Sequence[Run]) -> list[Finding]:
     said = [f"{run.label}: {_lengths(run)}" for run in runs]
     if len(runs) < 2:
         return [Finding("input", "note", "one run, nothing to compare with", "; ".join(said))]
-    if any(run.mean_tokens("input") is None for run in runs):
-        text = "not every report says how many tokens were sent and generated"
-        return [
-            Finding(
-                "input",
-                "unknown",
-                "the load is not known of every run",
-                text,
-                "",
-                "keep the whole report or the JSON",
-            )
-        ]
-    findings = []
-    for side in ("input", "output"):
-        means = [run.mean_tokens(side) or 0.0 for run in runs]
-        gap = max(means) / min(means) - 1.0 if min(means) > 0 else float("inf")
-        if gap > SAME:
-            values = " against ".join(f"{mean:,.1f}" for mean in means)
-            findings.append(
-                Finding(
-                    "input",
-                    "stop",
-                    f"another {side} length",
-                    f"mean {side} tokens {values}",
-                    f"{gap:+.1%} tokens per request; TTFT follows prompt tokens, E2E and KV use follow both",
-                    f"the same lengths in both: --random-{side}-len {round(means[0])}, --ignore-eos",
-                )
-            )
+    means = {side: [_mean(run, side) for run in runs] for side in ("input", "output")}
+    blind = ["sent" if side == "input" else "generated" for side, known in means.items() if None in known]
+    findings = [_another(side, found) for side, known in means.items() if (found := _apart(known))]
     findings += _spread(runs)
     for key in DATA:
         names = {str(run.settings[key]) for run in runs if key in run.settings}
         if len(names) > 1 and not findings:
+            effect = "" if blind else "the means agree all the same"
             findings.append(
                 Finding(
-                    "input",
-                    "care",
-                    f"{key} differs",
-                    ", ".join(sorted(names)),
-                    "the means agree all the same",
-                    "use one data set",
+                    "input", "care", f"{key} differs", ", ".join(sorted(names)), effect, "use one data set"
                 )
             )
+    if blind:
+        findings.append(
+            Finding(
+                "input",
+                "unknown",
+                "the load is not known of every run",
+                f"not every report says how many tokens were {' and '.join(blind)}",
+                "",
+                "keep the whole report or the JSON",
+            )
+        )
     return findings or [Finding("input", "ok", "the same mean lengths", "; ".join(said))]
 
 
+def _mean(run: Run, side: str) -> float | None:
+    """Mean length [tokens]; None is unknown, while a report may well say that nothing was generated."""
+    if run.get(f"total_{side}_tokens") == 0 and run.get("completed"):
+        return 0.0
+    return run.mean_tokens(side)
+
+
+def _apart(means: Sequence[float | None]) -> list[float]:
+    """The means that are known, where they are of more than one load; else none."""
+    known = [mean for mean in means if mean is not None]
+    return known if known and max(known) > min(known) * (1.0 + SAME) else []
+
+
+def _another(side: str, means: Sequence[float]) -> Finding:
+    least = min(means)
+    gap = f"{max(means) / least - 1.0:+.1%} tokens per request" if least else f"one had no {side} at all"
+    return Finding(
+        "input",
+        "stop",
+        f"another {side} length",
+        f"mean {side} tokens {' against '.join(f'{mean:,.1f}' for mean in means)}",
+        f"{gap}; TTFT follows prompt tokens, E2E and KV use follow both",
+        f"the same lengths in both: --random-{side}-len {round(means[0]) or round(max(means))}, --ignore-eos",
+    )
+
+
 def _lengths(run: Run) -> str:
-    length, out = run.mean_tokens("input"), run.mean_tokens("output")
-    if length is None or out is None:
+    known = [run.mean_tokens(side) for side in ("input", "output")]
+    if known == [None, None]:
         return "lengths unknown"
-    return f"{length:,.0f} prompt and {out:,.0f} output tokens per request"
+    length, out = ("unknown" if mean is None else f"{mean:,.0f}" for mean in known)
+    return f"{length} prompt and {out} output tokens per request"
 
 
 def _spread(runs: Sequence[Run]) -> list[Finding]:

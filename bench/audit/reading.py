@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.audit.checks import check_server, check_settings
 from bench.audit.facts import Run
 from bench.live_log import read_samples
 from bench.metrics import Snapshot, parse
@@ -18,9 +19,10 @@ from sim.commands.serve import parse_serve_command
 from sim.errors import BadInput
 from sim.jsontext import load_json
 from sim.results import BenchResult
-from sim.results_io.fields import check_figures
+from sim.results_io.fields import LARGEST, check_figures, count, number
 from sim.results_io.files import read_results
-from sim.results_io.printed import looks_printed
+from sim.results_io.printed import HEADER, looks_printed
+from sim.results_io.said import with_trace
 from sim.results_io.writing import is_vllm_figure
 from sim.workload.files import read_text
 from sim.workload.spec import RandomDataset
@@ -52,6 +54,8 @@ _CLIENT_KEYS = (
     "ready_check_timeout_sec",
     "ignore_eos",
 )
+# Times of ours that other clients' results lack [ms].
+_OWN_TIMES = ("mean_dispatch_delay_ms", "mean_e2el_from_schedule_ms")
 _ENGINE_KEYS = ("engine", "engine_version", "model", "gpu", "gpu_count", "model_sha", "step_time_sha")
 # Arguments that a log resolves and that change what is measured.
 _LOGGED = (
@@ -155,6 +159,8 @@ def _of_result(result: BenchResult, name: str) -> Run:
     if isinstance(workload, Mapping):
         settings |= _of_workload(workload)
     settings["tool"] = result.tool
+    check_settings(settings, name)
+    check_server(result, name)
     engine = {key: identity[key] for key in _ENGINE_KEYS if identity.get(key) is not None}
     resolved = identity.get("engine_args")
     if isinstance(resolved, Mapping):
@@ -193,19 +199,23 @@ def _loose_json(text: str, name: str) -> tuple[Run, ...]:
     runs = []
     for i, entry in enumerate(rows, start=1):
         row = {**common, **entry} if isinstance(entry, dict) else {}
-        figures = {
-            k: float(v) for k, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)
-        }
-        if not any(_FIGURE.fullmatch(key) for key in figures):
+        numbers = {k: v for k, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+        if not any(_FIGURE.fullmatch(key) for key in numbers):
             continue
-        check_figures({key: figures[key] for key in figures if is_vllm_figure(key)}, f"{name} run {i}")
+        where = f"{name} run {i}"
+        check_figures({key: value for key, value in numbers.items() if is_vllm_figure(key)}, where)
+        settings = with_trace({k: row[k] for k in _CLIENT_KEYS if row.get(k) is not None})
+        check_settings(settings, where)
+        for key in _OWN_TIMES:
+            number(row, key, where)
+        count(row, "num_preemptions", where)
         runs.append(
             Run(
                 f"{name}#{i}" if len(rows) > 1 else name,
-                figures=figures,
-                settings={k: row[k] for k in _CLIENT_KEYS if row.get(k) is not None} | {"tool": "figures"},
+                figures={k: float(v) for k, v in numbers.items() if abs(v) <= LARGEST},
+                settings=settings | {"tool": "figures"},
                 engine={k: row[k] for k in (*_ENGINE_KEYS, *_LOGGED) if row.get(k) is not None},
-                kv_given=int(figures["kv_cache_tokens"]) if figures.get("kv_cache_tokens") else None,
+                kv_given=count(row, "kv_cache_tokens", where) or None,
             )
         )
     return tuple(runs)
@@ -214,11 +224,15 @@ def _loose_json(text: str, name: str) -> tuple[Run, ...]:
 def _of_text(text: str, path: str, name: str) -> tuple[Run, ...]:
     """Printed reports, whole or in part, with what their surroundings say of the settings."""
     client, engine = _from_commands(text)
-    client = {**_from_namespace(text), **client}
+    client = with_trace({**_from_namespace(text), **client})
     if looks_printed(text):
         try:
             results = read_results(path)
-        except BadInput:
+        except BadInput as error:
+            headers = len(HEADER.findall(text))
+            # Figures picked from several reports would make one run of them.
+            if headers > 1 or (headers and "truncated" not in error.hint):
+                raise
             results = []
         if results:
             many = len(results) > 1
@@ -226,6 +240,7 @@ def _of_text(text: str, path: str, name: str) -> tuple[Run, ...]:
             if many:  # what stands around several reports belongs to no one of them
                 return tuple(found)
             run = found[0]
+            check_settings(client, name)
             figures = {**_extras(text), **run.figures}
             return (
                 run.with_(
@@ -240,25 +255,46 @@ def _of_text(text: str, path: str, name: str) -> tuple[Run, ...]:
         return ()
     if "max_concurrency" in figures:
         client.setdefault("max_concurrency", int(figures["max_concurrency"]))
+    check_settings(client, name)
     return (Run(name, figures=figures, settings={**client, "tool": "part of a report"}, engine=engine),)
 
 
 def _loose_figures(text: str, name: str) -> dict[str, float]:
     """Lines such as `Mean TTFT (ms): 523.85`, `Successful requests: 20` or `mean_ttft_ms: 523.85`."""
-    figures: dict[str, float] = {}
-    for statistic, metric, unit, value in _LINE.findall(text):
-        key = f"{statistic.lower()}_{metric.lower().replace('e2e latency', 'e2el')}_ms"
-        figures[key] = _float(value, name) * (1000.0 if unit.lower() == "s" else 1.0)
-    for key, value in re.findall(
-        r"\b([a-z]\w+_ms|completed|failed|duration|num_prompts)\b[\"']?\s*[:=]\s*([\d.]+)", text
-    ):
-        if _FIGURE.fullmatch(key) or not key.endswith("_ms"):
-            figures.setdefault(key, _float(value, name))
+    printed = [
+        (
+            f"{statistic.lower()}_{metric.lower().replace('e2e latency', 'e2el')}_ms",
+            _float(value, name) * (1000.0 if unit.lower() == "s" else 1.0),
+        )
+        for statistic, metric, unit, value in _LINE.findall(text)
+    ]
+    keyed = [
+        (key, _float(value, name))
+        for key, value in re.findall(
+            r"\b([a-z]\w+_ms|completed|failed|duration|num_prompts)\b[\"']?\s*[:=]\s*([\d.]+)", text
+        )
+        if _FIGURE.fullmatch(key) or not key.endswith("_ms")
+    ]
+    figures = {**_of_one_run(keyed, name), **_of_one_run(printed, name)}
     if not any(_FIGURE.fullmatch(key) for key in figures):
         return {}
     found = {**_extras(text), **figures}
     check_figures({key: value for key, value in found.items() if is_vllm_figure(key)}, name)
     return found
+
+
+def _of_one_run(pairs: Sequence[tuple[str, float]], name: str) -> dict[str, float]:
+    """Figures by key.
+
+    Raises:
+        BadInput: a latency has two values, so that they are of two runs.
+    """
+    figures: dict[str, float] = {}
+    for key, value in pairs:
+        if figures.setdefault(key, value) != value and _FIGURE.fullmatch(key):
+            hint = f"has {key} as {figures[key]:g} and as {value:g}: give each run a file of its own"
+            raise BadInput("FILE", name, hint)
+    return figures
 
 
 def _extras(text: str) -> dict[str, float]:

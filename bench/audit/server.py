@@ -31,7 +31,7 @@ def server_side(run: Run) -> list[Finding]:
     """Histograms of /metrics: what their buckets allow to be said, and whether they agree with the client."""
     if run.view is None:
         return []
-    found = _gauges(run) + ([] if run.figures else _scraped(run))
+    found = _restarted(run) + _gauges(run) + ([] if run.figures else _scraped(run))
     for figure, name in (("ttft", "TTFT"), ("itl", "ITL"), ("e2e", "E2E")):
         interval = run.server_quantile(figure, 0.99)
         if interval is not None and interval.censored_at_least is not None:
@@ -82,6 +82,23 @@ def server_side(run: Run) -> list[Finding]:
             )
         )
     return found
+
+
+def _restarted(run: Run) -> list[Finding]:
+    """A server that began anew between the two dumps has counted a part of the run only."""
+    if run.view is None or not run.view.restarted:
+        return []
+    return [
+        Finding(
+            "percentiles",
+            "care",
+            "the server was restarted between the two dumps",
+            f"{run.name}: a counter fell, or the process started later than the first dump's",
+            "counts and latencies of /metrics are those since the restart: too low, or of a part of the run",
+            "scrape before and after a run that one server served to its end",
+            (run.name,),
+        )
+    ]
 
 
 def _gauges(run: Run) -> list[Finding]:

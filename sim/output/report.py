@@ -44,6 +44,7 @@ TTFT_PARTS = {
 Paint = Callable[[str, str], str]
 
 SPARKS = "▁▂▃▄▅▆▇█"
+UNKNOWN = "unknown"
 SEES_SCHEDULE = ("ttft", "e2el")  # latencies that measure the length of the test once a load is too high
 SENT_OTHERWISE = 0.01  # of the rate asked for
 _STYLES = {"VALID": "32", "SUSPECT": "33", "INVALID": "31", "saturated": "31", "title": "1", "faint": "2"}
@@ -82,7 +83,7 @@ def _painter(colour: bool) -> Paint:
 def _line(label: str, value: object, more: str = "") -> str:
     """One figure as vllm bench serve prints it; whole numbers stay whole."""
     if value is None:
-        shown = "unknown"
+        shown = UNKNOWN
     elif isinstance(value, float):
         shown = f"{value:.2f}"
     else:
@@ -323,10 +324,10 @@ def _server(result: BenchResult, paint: Paint) -> list[str]:
         lines.append(_line("KV cache (tokens)", server["kv_cache_tokens"]))
     usage = server.get("max_kv_usage")
     series = result.series
-    if usage is None and series is not None and len(series.kv_usage):
-        usage = float(np.nanmax(series.kv_usage))
-    if usage is not None:
-        lines.append(_line("Peak KV use (%)", float(usage) * 100.0))
+    if usage is None and series is not None:
+        usage = _largest(series.kv_usage)
+    if usage is not None or (series is not None and len(series.kv_usage)):
+        lines.append(_line("Peak KV use (%)", None if usage is None else float(usage) * 100.0))
     if series is not None and len(series.time) > 1:
         for label, values, top in (
             ("KV use over time", series.kv_usage, 1.0),
@@ -344,14 +345,27 @@ def _server(result: BenchResult, paint: Paint) -> list[str]:
     return [paint("title", _rule("KV Cache and Queue")), *lines] if lines else []
 
 
+def _largest(values: Any) -> float | None:
+    """The largest of a column in which NaN is unknown; None if all of it is."""
+    known = np.asarray(values, dtype=np.float64)
+    known = known[np.isfinite(known)]
+    return float(known.max()) if len(known) else None
+
+
 def _spark(time: Any, values: Any, top: float | None) -> str:
-    """A series as 40 bars of its means over time, scaled to `top` or to its own maximum (then stated)."""
+    """A series as 40 bars of its means over time, scaled to `top` or to its own maximum (then stated).
+
+    Where nothing is known there is a blank, which is not the lowest bar.
+    """
+    largest = _largest(values)
+    if largest is None:
+        return UNKNOWN
     edges = np.linspace(time[0], time[-1], 41)
     at = np.clip(np.searchsorted(time, (edges[:-1] + edges[1:]) / 2, side="right") - 1, 0, len(time) - 1)
-    shown = np.nan_to_num(np.asarray(values, dtype=np.float64)[at])
-    scale = float(np.nanmax(values)) if top is None else top
-    levels = np.clip(shown / (scale or 1.0) * (len(SPARKS) - 1), 0, len(SPARKS) - 1).round().astype(int)
-    text = "".join(SPARKS[level] for level in levels.tolist())
+    shown = np.asarray(values, dtype=np.float64)[at]
+    scale = largest if top is None else top
+    levels = np.clip(shown / (scale or 1.0) * (len(SPARKS) - 1), 0, len(SPARKS) - 1).round()
+    text = "".join(SPARKS[int(level)] if np.isfinite(level) else " " for level in levels)
     return text if top is not None else f"{text} max {scale:.0f}"
 
 
