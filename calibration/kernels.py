@@ -72,7 +72,8 @@ def kernel_prior(scenario: Scenario, without: Sequence[str] = ()) -> Prior:
             routed experts, whose tables are not read.
     """
     if not installed():
-        raise BadInput("kernel tables", None, "are not installed; pip install 'servecast[kernels]'")
+        hint = "are not installed; in servecast's folder: pip install '.[kernels]'"
+        raise BadInput("kernel tables", None, hint)
     model, ranks = scenario.model, int(scenario.engine["tensor_parallel_size"])
     system = SYSTEMS.get(scenario.gpu.name)
     dtype = DTYPES.get(model.dtype)

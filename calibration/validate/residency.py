@@ -72,7 +72,7 @@ def validate(folder: Path) -> Outcome:
         rows += _case(runs, tables, (2,), (8,), BEYOND, KERNELS)
         notes.append(f"6: kernel tables give {describe(tables.efficiencies)}")
     else:
-        notes.append("6: left out; the kernel tables are not installed (pip install 'servecast[kernels]')")
+        notes.append("6: left out; the kernel tables are not installed (pip install '.[kernels]')")
     return Outcome(tuple(rows), notes=tuple(notes))
 
 

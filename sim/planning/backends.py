@@ -19,6 +19,7 @@ RAY_BATCH = 8
 # Simulations leave a busy machine's own raylet little time to answer.
 PATIENT = {"health_check_timeout_ms": 60_000, "health_check_failure_threshold": 20}
 _PORTS = {"dask": 8786, "ray": 6379}
+_MISSING = "is not installed; in servecast's folder: pip install '.[{}]'"
 _RAY_CLIENT_PORT = 10001  # of `ray://`, which needs Ray's own extra "client"
 _ADDRESS = re.compile(r"(?:[a-z]+://)?(\[[0-9a-fA-F:]+\]|[^:/\s]+)(?::(\d+))?/?")
 
@@ -73,7 +74,7 @@ def _dask(address: str | None, count: int) -> Iterator[dict[str, Any]]:
     try:
         import distributed
     except ImportError:
-        raise BadInput("--backend", "dask", "is not installed: pip install 'servecast[dask]'") from None
+        raise BadInput("--backend", "dask", _MISSING.format("dask")) from None
     cluster = None
     try:
         if address is None:
@@ -105,7 +106,7 @@ def _ray(address: str | None, count: int) -> Iterator[dict[str, Any]]:
         import ray
         from ray.util.joblib import register_ray
     except ImportError:
-        raise BadInput("--backend", "ray", "is not installed: pip install 'servecast[ray]'") from None
+        raise BadInput("--backend", "ray", _MISSING.format("ray")) from None
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     started = not ray.is_initialized()
     if started:
