@@ -109,6 +109,17 @@ def test_a_batch_above_the_largest_graph_is_not_padded():
     assert VLLM.pad(decodes_of(513, 1)) == (513, "eager")
     assert VLLM.pad(prefill(500)) == (512, "piecewise")
     assert GraphBuckets(other=(4, 64), max_padding=2.0).pad(prefill(20)) == (20, "eager")
+    # A decode graph is taken however much of it stays empty.
+    assert GraphBuckets(decode=(1, 32), max_padding=2.0).pad(decodes_of(9, 1)) == (32, "graph")
+
+
+def test_a_prefill_of_single_tokens_takes_no_decode_graph() -> None:
+    buckets = GraphBuckets(decode=(1, 2), other=(4, 8), max_padding=2.0)
+    one = StepShape("prefill", 0, 0, 1, 0, 0, 900, 1)
+    assert buckets.pad(one) == (1, "eager")
+    assert buckets.pad(one._replace(num_decode_seqs=3)) == (4, "piecewise")
+    assert buckets.pad(one._replace(kind="decode")) == (1, "graph")
+    assert buckets.pad(one._replace(kind="mixed")) == (1, "graph")
 
 
 def test_sglang_decodes_beyond_the_largest_graph_do_not_use_prefill_graphs():

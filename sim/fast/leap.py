@@ -96,13 +96,13 @@ def begin(ints, count, context):
 
 
 @kernel
-def decode_step(run, decode_kind, slots, waiting, overlaps, running, tape, is_first):
+def decode_step(run, kind, slots, waiting, overlaps, running, tape, is_first):
     """Launch the batch once more, process the result that is due, and stream it."""
     ints, floats, ends, counts = run.ints, run.floats, run.ends, tape.counts
     first, count = ints[FIRST], ints[DECODES]
     spare = (first + 1) % 2
     work_before(run)
-    launch(run, spare, decode_kind, slots, waiting)
+    launch(run, spare, kind, slots, waiting)
     ints[IN_FLIGHT] -= 1
     due = first if overlaps else spare
     floats[NOW] = max(floats[NOW], ends[due, END]) + ends[due, AFTER]

@@ -27,6 +27,11 @@ TOLERANCE = 1e-12
 SLACK = RANGE_SLACK
 
 
+# What an engine calls a batch; vLLM makes no difference.
+ANY_BATCH, PREFILL_BATCH, DECODE_BATCH = 0, 1, 2
+KIND_CODES: dict[StepKind, int] = {"mixed": ANY_BATCH, "prefill": PREFILL_BATCH, "decode": DECODE_BATCH}
+
+
 class FlatModel(NamedTuple):
     """A roofline's coefficients as arrays; `values` in the order in which `price` unpacks them."""
 
@@ -104,7 +109,7 @@ def _agrees(flat: FlatModel, model: RooflineModel, kind: StepKind) -> bool:
         )  # fmt: skip
         seconds, resource = model.assess(shape)
         seconds = throttle.seconds(shape, now, seconds)
-        ours, code = price(*flat[:3], kind == "decode", *shape[1:], now, state)
+        ours, code = price(*flat[:3], KIND_CODES[kind], *shape[1:], now, state)
         if abs(ours - seconds) > TOLERANCE * seconds or RESOURCES[code] != resource:
             return False
         now += 1.01 * seconds
@@ -174,11 +179,12 @@ def _bucket(sizes, tokens, most):
 
 @kernel
 def price(
-    values, decode_sizes, other_sizes, decode_kind,
+    values, decode_sizes, other_sizes, kind,
     prefill_tokens, prompts, decodes, pairs, prefill_context, context, sampled, start, warm,
 ):  # fmt: skip
     """Device seconds of a step that starts at `start`, and what they go to (index into `RESOURCES`).
 
+    `kind` is `ANY_BATCH`, `PREFILL_BATCH` or `DECODE_BATCH`, as the engine calls the batch.
     `warm` holds the card's warmth and the moment up to which that is known; it is brought up to date.
     """
     (
@@ -191,11 +197,11 @@ def price(
         return 0.0, 2
     padded, launch = tokens, EAGER
     found = 0
-    if prompts == 0:
-        found = _bucket(decode_sizes, tokens, most)
+    if prompts == 0 and kind != PREFILL_BATCH:
+        found = _bucket(decode_sizes, tokens, math.inf)
         if found:
             padded, launch = found, 0
-    if not found and not decode_kind:
+    if not found and kind != DECODE_BATCH:
         found = _bucket(other_sizes, tokens, most)
         if found:
             padded, launch = found, int(other_launch)

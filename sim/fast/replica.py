@@ -144,14 +144,14 @@ def work_before(run):
 
 
 @kernel
-def launch(run, slot, decode_kind, running, waiting):
+def launch(run, slot, kind, running, waiting):
     """`Replica._launch`: put a batch behind what the device still runs."""
     ints, floats = run.ints, run.floats
     values, decode_sizes, other_sizes, valid = run.model
     tokens = ints[PREFILL_TOKENS] + ints[DECODES]
     start = max(floats[NOW], floats[DEVICE_FREE])
     seconds, resource = price(
-        values, decode_sizes, other_sizes, decode_kind, ints[PREFILL_TOKENS], ints[PROMPTS], ints[DECODES],
+        values, decode_sizes, other_sizes, kind, ints[PREFILL_TOKENS], ints[PROMPTS], ints[DECODES],
         ints[PAIRS], ints[PREFILL_CONTEXT], ints[CONTEXT], ints[SAMPLED], start, run.warm,
     )  # fmt: skip
     floats[DEVICE + resource] += seconds

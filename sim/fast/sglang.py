@@ -11,6 +11,7 @@ import numpy as np
 from sim.engines.sglang.new_token_ratio import RETRACT_DECODE_STEPS
 from sim.fast.chains import EVICTABLE, PAGE, is_full, larger
 from sim.fast.jit import allocating, kernel
+from sim.fast.prices import DECODE_BATCH, PREFILL_BATCH
 from sim.fast.replica import (
     MAX_IDLE_CALLS,
     await_result,
@@ -135,7 +136,8 @@ def simulate(run):
             work_before(run)
             nothing = batches[slot, SIZE] == 0
             if not nothing:
-                launch(run, slot, batches[slot, PREFILL] == 0, num_running(ints), ints[WAITING + 1])
+                kind = PREFILL_BATCH if batches[slot, PREFILL] else DECODE_BATCH
+                launch(run, slot, kind, num_running(ints), ints[WAITING + 1])
                 if ints[IN_FLIGHT] < depth:
                     continue
         elif not ints[IN_FLIGHT]:

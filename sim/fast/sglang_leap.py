@@ -5,6 +5,7 @@ from __future__ import annotations
 from sim.fast.chains import EVICTABLE, PAGE
 from sim.fast.jit import kernel
 from sim.fast.leap import begin, decode_step, finish, lasts_one_step, next_event, outputs_to_come
+from sim.fast.prices import DECODE_BATCH
 from sim.fast.replica import note_end, note_state
 from sim.fast.sglang_pool import drop_finished, end, is_done, make_room
 from sim.fast.sglang_state import (
@@ -81,7 +82,7 @@ def leap(run, nodes, leaves, running, tape, begun):
         floats[RATIO] = max(floats[RATIO] - floats[RATIO_DECAY], floats[RATIO_MIN])
         used = ints[TOTAL] - ints[AVAILABLE] - ints[EVICTABLE]
         note_state(run, tape, slots, waiting, used, ints[TOTAL])
-        decode_step(run, True, slots, waiting, overlaps, running, tape, steps == 0)
+        decode_step(run, DECODE_BATCH, slots, waiting, overlaps, running, tape, steps == 0)
         steps += 1
     if not steps:
         return False

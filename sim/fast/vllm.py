@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sim.fast.jit import allocating, kernel
+from sim.fast.prices import ANY_BATCH
 from sim.fast.replica import (
     MAX_IDLE_CALLS,
     await_result,
@@ -101,7 +102,8 @@ def simulate(run):
         send_due(run)
         if is_over(run):
             break
-        take_in(run, waiting, WAITING)
+        if take_in(run, waiting, WAITING):
+            ints[BLOCKED] = 0  # how long a chunk may be depends on how many wait
         if leap(run, running, tape, begun):
             continue
         nothing = False
@@ -116,7 +118,7 @@ def simulate(run):
             work_before(run)
             nothing = batches[slot, SIZE] == 0
             if not nothing:
-                launch(run, slot, False, ints[RUNNING], num_waiting(ints))
+                launch(run, slot, ANY_BATCH, ints[RUNNING], num_waiting(ints))
                 if ints[IN_FLIGHT] < depth:
                     continue
         elif not ints[IN_FLIGHT]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.fast.jit import kernel
 from sim.fast.leap import begin, decode_step, finish, lasts_one_step, next_event, outputs_to_come
+from sim.fast.prices import ANY_BATCH
 from sim.fast.replica import note_state
 from sim.fast.state import MAX_STEPS, NOW, OUTPUTS, PROMPT, STEPS
 from sim.fast.tape import EMISSIONS, lacks_room
@@ -63,7 +64,7 @@ def leap(run, running, tape, begun):
         free -= begun[steps % block]
         used, total = (ints[USABLE] - free) * block, ints[USABLE] * block
         note_state(run, tape, count, waiting, used, total)
-        decode_step(run, False, count, waiting, overlaps, running, tape, steps == 0)
+        decode_step(run, ANY_BATCH, count, waiting, overlaps, running, tape, steps == 0)
         steps += 1
     if not steps:
         return False

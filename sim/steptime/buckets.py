@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +20,7 @@ class GraphBuckets:
         decode: batch sizes for batches of decodes alone, captured whole.
         other: token counts for every other batch.
         other_launch: "graph" if those are captured whole, "piecewise" if attention stays outside.
-        max_padding: a batch is padded to at most this multiple of its size, else it runs unpadded.
+        max_padding: a batch of `other` is padded to at most this multiple of its size, else it runs unpadded.
     """
 
     decode: tuple[int, ...] = ()
@@ -30,19 +31,23 @@ class GraphBuckets:
     def pad(self, shape: StepShape) -> tuple[int, Launch]:
         """Tokens that the GEMMs really see, and how the step is launched."""
         tokens = shape.num_tokens
-        if not shape.num_prefill_seqs and (found := self._bucket(self.decode, tokens)):
+        # SGLang's prefill runs its own graphs, though each of its chunks be a single token.
+        is_prefill = shape.num_prefill_seqs or shape.kind == "prefill"
+        if not is_prefill and (found := _bucket(self.decode, tokens, math.inf)):
             return found, "graph"
         if shape.kind == "decode":
             return tokens, "eager"
-        if found := self._bucket(self.other, tokens):
+        if found := _bucket(self.other, tokens, self.max_padding):
             return found, self.other_launch
         return tokens, "eager"
 
-    def _bucket(self, sizes: tuple[int, ...], tokens: int) -> int:
-        at = bisect_left(sizes, tokens)
-        if at == len(sizes) or sizes[at] > self.max_padding * tokens:
-            return 0
-        return sizes[at]
+
+def _bucket(sizes: tuple[int, ...], tokens: int, most: float) -> int:
+    """The next size, 0 if there is none or padding to it would exceed `most` times the tokens."""
+    at = bisect_left(sizes, tokens)
+    if at == len(sizes) or sizes[at] > most * tokens:
+        return 0
+    return sizes[at]
 
 
 NO_GRAPHS = GraphBuckets()

@@ -71,7 +71,7 @@ def refuse_hopeless(config: SglangSchedulerConfig, requests: Sequence[Request]) 
 
 
 def graph_buckets(config: EngineConfig) -> GraphBuckets:
-    """Decode graphs by batch size, prefill graphs by tokens, padded to at most twice the batch.
+    """Decode graphs by batch size, prefill graphs by tokens, the latter padded to at most twice the batch.
 
     Source: model_executor/runner (decode and prefill graph runners), 0.5.21.
     """
