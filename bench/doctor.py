@@ -154,7 +154,7 @@ def check_gpus(gpus: Gpus | None) -> list[Check]:
                 "gpu",
                 "unknown",
                 "no NVIDIA driver answers (NVML and nvidia-smi)",
-                "for a GPU: install its driver, and pip install 'servecast[gpu]'",
+                "for a GPU: install its driver, and in servecast's folder: pip install '.[gpu]'",
             )
         ]
     try:

@@ -34,6 +34,7 @@ class MemoryAccount:
         estimated_tokens: our estimate, also when `kv_cache_tokens` was given; with its bounds.
         max_concurrency: sequences of `max_model_len` that fit, as vLLM logs it.
         kv_origin: GIVEN, LOGGED or COMPUTED.
+        longest: tokens of the longest request, where memory leaves less than the engine's flags say.
     """
 
     lines: tuple[MemoryLine, ...]
@@ -48,6 +49,7 @@ class MemoryAccount:
     max_concurrency: float
     kv_origin: Origin
     notes: tuple[Note, ...]
+    longest: int | None = None
 
 
 def config_notes(model: ModelConfig) -> list[Note]:

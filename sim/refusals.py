@@ -18,18 +18,25 @@ _RESERVED: dict[EngineName, int] = {"vllm": 1, "sglang": 7}
 
 
 def refusals(
-    engine: EngineConfig, requests: Sequence[Request]
+    engine: EngineConfig, requests: Sequence[Request], fitting: int | None = None
 ) -> tuple[Callable[[Request], bool] | None, list[Note]]:
     """Which requests the server turns away for their length (None: not one), and a note that says how many.
 
     vLLM (renderers/params.py, 0.28) and SGLang (`validate_input_length`, 0.5.21) refuse what asks for more
-    than the longest sequence; SGLang leaves a prompt some tokens besides.
+    than the longest sequence; SGLang leaves a prompt some tokens besides, and lets it be no longer than the
+    pool, to which it cuts the output.
+
+    Args:
+        fitting: `MemoryAccount.longest`.
 
     Raises:
         BadInput: it turns all of them away.
     """
     flag, limit = LENGTH_FLAG[engine.name], int(engine[LENGTH_KEY[engine.name]])
-    longest = limit - _RESERVED[engine.name]
+    short = limit if fitting is None else min(limit, fitting)
+    longest = short - _RESERVED[engine.name]
+    if engine.name == "vllm":
+        limit = short
 
     def refuses(request: Request) -> bool:
         prompt = request.prompt_len
@@ -43,10 +50,12 @@ def refusals(
     if count == len(requests):
         one = requests[0]
         such = f"a prompt of {one.prompt_len} tokens with {one.max_tokens} of output"
+        if short < limit and one.prompt_len + one.max_tokens <= limit:
+            such += f" beside a KV pool of {short:,} tokens"
         hint = f"is exceeded by all {count:,} requests, such as {such}: raise it, or shorten them"
         raise BadInput(flag, limit, hint)
     share = f"{count:,} of {len(requests):,} requests"
-    text = f"{share} ask for more than {limit:,} tokens: the server refuses them, and they count as failed"
+    text = f"{share} ask for more than {short:,} tokens: the server refuses them, and they count as failed"
     return refuses, [Note("warning", flag, text)]
 
 

@@ -117,7 +117,7 @@ def simulate(
         load = load or generate_load(spec)
         requests = load.requests
         notes += load.notes
-    refuses, refused = refusals(scenario.engine, requests)
+    refuses, refused = refusals(scenario.engine, requests, account.longest)
     notes += refused
     first = [*_renamed(before), *warmups(spec, requests)]
     if refuses is not None:

@@ -260,7 +260,7 @@ def test_a_missing_extra_is_named(name):
     library = {"dask": "distributed", "ray": "ray"}[name]
     if importlib.util.find_spec(library) is not None:
         pytest.skip(f"{library} is installed")
-    with pytest.raises(BadInput, match=f"servecast.{name}"), backend(name):
+    with pytest.raises(BadInput, match=rf"pip install '\.\[{name}\]'"), backend(name):
         pass
 
 

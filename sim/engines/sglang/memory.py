@@ -124,6 +124,7 @@ def account(
         max_concurrency=tokens / length,
         kv_origin=origin,
         notes=tuple(notes),
+        longest=tokens // page * page if tokens < length else None,
     )
 
 
@@ -279,6 +280,9 @@ def _notes(model: ModelConfig, config: EngineConfig, state_bytes: int) -> list[N
                 "attention weights are replicated over DP ranks: weights are somewhat larger than shown",
             )
         )
+    if _is_split(model, config) and model.num_full_attention_layers:
+        text = "the sliding layers' own pool limits nobody here; --swa-full-tokens-ratio sizes it"
+        notes.append(Note("not-modelled", "sliding window", text))
     if state_bytes:
         notes.append(
             Note(

@@ -193,7 +193,7 @@ def _resolve_length(given: Given, values: Values, model: ModelConfig, command: S
         values.derive("max_model_len", longest, "-1: the model's own length; the engine shrinks it to fit")
         values.warn(
             "--max-model-len",
-            f"-1 lets the engine shrink the length to what memory allows; {longest} is assumed here",
+            f"-1 takes the model's {longest} tokens, or as many as memory allows",
         )
         return
     if asked is not None and asked > longest:

@@ -28,6 +28,8 @@ def make_scheduler(
     del seed
     names = {f.name for f in fields(VllmSchedulerConfig)} - _FROM_POOL
     values = {name: config[name] for name in names if name in config.values}
+    if pool.longest is not None:
+        values["max_model_len"] = pool.longest
     return VllmScheduler(
         VllmSchedulerConfig(
             num_gpu_blocks=pool.num_gpu_blocks,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from sim.engines.values import version_key
 from sim.engines.vllm import kv_layout as layouts
@@ -34,6 +33,7 @@ from sim.hardware.gpus import memory_bytes_under_wsl
 from sim.hardware.spec import GpuSpec
 from sim.memory import MemoryAccount, MemoryLine
 from sim.models.model import ModelConfig
+from sim.models.stages import largest_stage
 from sim.models.weights import weight_bytes, with_quantization
 from sim.provenance import Note, Origin
 from sim.scenario import EngineConfig, Observed
@@ -53,7 +53,7 @@ def account(
     """
     setting = _read(config, gpu_count)
     model = with_quantization(model, config["quantization"], config["dtype"])
-    rank_model = _rank_model(model, setting.pp)
+    rank_model = largest_stage(model, setting.pp)
     layout = layouts.kv_layout(
         rank_model,
         tp=setting.tp,
@@ -74,6 +74,12 @@ def account(
     estimated = layouts.num_blocks(layout, available)
     blocks, origin, flag = (estimated, Origin.COMPUTED, "") if given is None else given
     notes = account_notes(model, gpu, setting, spent, low, available)
+    if layout.num_groups > 1:
+        text = (
+            f"the engine keeps a block table for each of {layout.num_groups} groups of layers, here a "
+            "request has one: of requests within the window fewer run at once than predicted"
+        )
+        notes.append(Note("not-modelled", "sliding window", text))
     length = checked_length(layout, blocks, setting, given is not None, notes)
     tokens, concurrency = layouts.logged_tokens(
         layout, blocks, length, setting.in_flight, by_concurrency=setting.by_concurrency
@@ -114,6 +120,7 @@ def account(
         max_concurrency=concurrency,
         kv_origin=origin,
         notes=tuple(notes),
+        longest=length if length < setting.max_model_len else None,
     )
 
 
@@ -140,26 +147,6 @@ def _read(config: EngineConfig, gpu_count: int) -> MemorySetting:
 
 def _value(config: EngineConfig, key: str, otherwise: int) -> int:
     return int(config[key]) if key in config.values else otherwise
-
-
-def _rank_model(model: ModelConfig, pp: int) -> ModelConfig:
-    """The layers of one pipeline stage, the largest one."""
-    if pp == 1:
-        return model
-    state = model.state
-    if state is not None:
-        layers = -(-state.num_layers // pp)
-        state = replace(
-            state,
-            num_layers=layers,
-            bytes_per_sequence=state.bytes_per_sequence // state.num_layers * layers,
-        )
-    return replace(
-        model,
-        num_full_attention_layers=-(-model.num_full_attention_layers // pp),
-        num_sliding_layers=-(-model.num_sliding_layers // pp),
-        state=state,
-    )
 
 
 def _gpu_lines(
