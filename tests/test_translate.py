@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sim.cli.translate import render
 from sim.cli.translate import translate as translate_cli
 from sim.commands.serve import parse_serve_command, table
 from sim.errors import BadInput
@@ -163,6 +164,23 @@ def test_environment_that_is_no_engine_s_own_holds_for_the_other() -> None:
 def test_secrets_do_not_pass() -> None:
     made = from_vllm("--api-key hunter2 --max-num-seqs 4")
     assert "hunter2" not in repr(made)
+    (pair,) = [pair for pair in made.pairs if pair.source == "--api-key"]
+    assert (pair.target, pair.verdict, pair.text) == ("", "none", "a secret: set it again")
+
+
+def test_what_the_reader_noticed_is_passed_on() -> None:
+    text = "docker run --gpus all vllm/vllm-openai --model M --max-num-seqs 4 --max-num-seqs 8"
+    made = translate(parse_serve_command(text))
+    assert [note.subject for note in made.notes] == ["--gpus", "--max-num-seqs"]
+    shown = render(made)
+    assert "#   --max-num-seqs: given more than once; the last counts (8)" in shown
+    assert all(line.startswith("#") for line in shown.splitlines()[1:] if line)
+
+
+def test_a_length_that_fits_memory_is_left_out() -> None:
+    for value in ("-1", "auto"):
+        (pair,) = from_vllm(f"--max-model-len {value}").pairs
+        assert (pair.verdict, pair.target) == ("none", "")
 
 
 def test_a_model_is_needed() -> None:

@@ -64,6 +64,9 @@ def render(made: Translation) -> str:
         lines += [
             f"#   {pair.source[1:-1].removesuffix(' at its default')}: {pair.text}" for pair in made.defaults
         ]
+    if made.notes:
+        lines += ["# of the command as it was read"]
+        lines += [f"#   {note.subject}: {note.text}" for note in made.notes]
     return "\n".join(lines)
 
 

@@ -15,6 +15,7 @@ from sim.commands.flags import GivenFlag, check_kind
 from sim.commands.given import Given
 from sim.commands.serve import ServeCommand, table
 from sim.errors import BadInput
+from sim.provenance import Note
 from sim.scenario import EngineName
 from sim.secrets import SECRET_NAME
 from sim.translation.rules import BY_SGLANG, BY_VLLM, DEFAULTS, NO_SGLANG, NO_VLLM, Verdict
@@ -41,9 +42,10 @@ class Translation:
     Attributes:
         engine: the engine of `words`.
         words: the command as an argument list.
-        pairs: every given flag, in order, then the environment.
+        pairs: every given flag, in order, then secrets that were left out, then the environment.
         defaults: settings that nobody wrote and whose defaults differ.
         env: variables that hold for any engine: those of the driver, of the libraries, of the model hub.
+        notes: what was skipped or read leniently in the command that was given.
     """
 
     engine: EngineName
@@ -51,6 +53,7 @@ class Translation:
     pairs: tuple[Pair, ...]
     defaults: tuple[Pair, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
 
     @property
     def command(self) -> str:
@@ -109,6 +112,8 @@ def translate(command: ServeCommand) -> Translation:
         else ["vllm", "serve", command.model]
     )
     pairs = tuple(draft.pairs[_key(item)] for item in command.given)
+    secrets = tuple(note.subject for note in command.notes if note.text.startswith("a secret"))
+    pairs += tuple(Pair(name, "", "none", "a secret: set it again") for name in secrets)
     env = {name: value for name, value in command.env.items() if not _left_behind(name)}
     return Translation(
         "sglang" if to_sglang else "vllm",
@@ -116,6 +121,7 @@ def translate(command: ServeCommand) -> Translation:
         pairs + tuple(_env_pair(name, value) for name, value in command.env.items()),
         defaults,
         env,
+        tuple(note for note in command.notes if note.subject not in secrets),
     )
 
 
@@ -163,6 +169,8 @@ def _refused(other: str, value: list[str], to_sglang: bool) -> str:
     row = table("sglang" if to_sglang else "vllm").find(other)
     if row is None or not value:
         return ""
+    if other == "--context-length" and value[0] in {"-1", "auto"}:
+        return "the model's own length is the default"
     if row.choices and value[0] not in row.choices:
         return f"{other} takes only {', '.join(row.choices)}"
     try:
