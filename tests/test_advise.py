@@ -299,6 +299,33 @@ def test_our_own_result_is_a_scenario_again(tmp_path, source):
     assert evaluate(again.build()).figures == pytest.approx(outcome.figures)
 
 
+def test_figures_of_another_setup_are_not_shown_beside_a_result(tmp_path):
+    path = tmp_path / "result.json"
+    write_result(evaluate(reference_source("vllm", 4, 8).build()).result, path)
+
+    def beside(**options):
+        return source_of(ScenarioOptions(files=(str(path),), **options))[1]
+
+    assert beside(gpu="RTX-5090", seed=3) is not None
+    assert beside(gpu="H200") is None
+    assert beside(sets=("max-num-seqs=2",)) is None
+    assert beside(bench="vllm bench serve --num-prompts 5") is None
+    assert beside(engine_version="0.33") is None
+    with pytest.raises(BadInput, match="takes one command"):
+        beside(serve=("vllm serve a", "vllm serve b"))
+    with pytest.raises(BadInput, match="--kv-cache-tokens"):
+        beside(kv_cache_tokens=0)
+
+
+def test_a_result_with_a_duration_is_advised_on_that_much(tmp_path):
+    path = tmp_path / "result.json"
+    source = reference_source("vllm", 4, 8).with_settings(["bench.duration=3"])
+    write_result(evaluate(source.build()).result, path)
+    again, _ = source_of(ScenarioOptions(files=(str(path),)))
+    assert again.build().workload.duration == 3.0
+    assert again.build().workload.endpoint == source.build().workload.endpoint
+
+
 def test_another_client_s_report_needs_the_launch_command(tmp_path):
     path = tmp_path / "report.txt"
     path.write_text(printed(run_of("vllm", 128)))

@@ -22,7 +22,9 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 def source_of(inputs: ScenarioOptions) -> tuple[ScenarioSource, BenchResult | None]:
-    """The scenario to tune, and the measured (or predicted) run it was read from, if it was a result file.
+    """The scenario to tune, and the measured (or predicted) run of it, if it was read from a result file.
+
+    No run where options change what the result says of itself: its figures are another setup's then.
 
     A result of `servecast bench` or `predict` carries engine, model, GPU and load. Other clients' reports
     carry the load only, so the launch command and the GPU must be given with --serve and --gpu.
@@ -35,8 +37,26 @@ def source_of(inputs: ScenarioOptions) -> tuple[ScenarioSource, BenchResult | No
     path = inputs.files[0] if inputs.files else None
     if path is None or path.endswith(SCENARIO_SUFFIXES):
         return inputs.source(), None
+    if len(inputs.serve) > 1:
+        raise BadInput("--serve", None, f"takes one command beside a result, {len(inputs.serve)} were given")
     result = read_result(path)
-    return _of_result(result, path, inputs), result
+    return _of_result(result, path, inputs), None if _changes(inputs, result) else result
+
+
+def _changes(inputs: ScenarioOptions, result: BenchResult) -> bool:
+    """Whether options say something else than the result; what it does not say, they only add."""
+    identity = result.identity
+    told = {"model": inputs.model, "gpu_count": inputs.gpu_count}
+    if any(value is not None and identity.get(key) not in (None, value) for key, value in told.items()):
+        return True
+    version, measured = inputs.engine_version, identity.get("engine_version")
+    if version and measured and version.removesuffix(".0") != str(measured).removesuffix(".0"):
+        return True
+    if inputs.gpu is not None and not _same_gpu(inputs.gpu, identity.get("gpu")):
+        return True
+    own_engine = bool(identity.get("flags") or identity.get("engine_args"))
+    own_load = identity.get("workload") is not None
+    return bool(inputs.sets or (inputs.serve and own_engine) or (inputs.bench and own_load))
 
 
 def _of_result(result: BenchResult, path: str, inputs: ScenarioOptions) -> ScenarioSource:
@@ -59,7 +79,9 @@ def _of_result(result: BenchResult, path: str, inputs: ScenarioOptions) -> Scena
         model=inputs.model or (identity.get("model") if same_engine else None),
         engine_version=inputs.engine_version or (identity.get("engine_version") if same_engine else None),
         sets=inputs.sets,
-        kv_cache_tokens=inputs.kv_cache_tokens or _logged_pool(result, inputs),
+        kv_cache_tokens=(
+            _logged_pool(result, inputs) if inputs.kv_cache_tokens is None else inputs.kv_cache_tokens
+        ),
         num_gpu_blocks=inputs.num_gpu_blocks,
         seed=inputs.seed,
     )
@@ -146,7 +168,7 @@ def _own_workload(described: Mapping[str, Any]) -> dict[str, Any]:
     workload = {
         key: value
         for key, value in described.items()
-        if value is not None and key not in ("dataset", "dataset_name", "goodput", "duration", "endpoint")
+        if value is not None and key not in ("dataset", "dataset_name", "goodput")
     }
     if workload.get("request_rate") == "inf":
         workload["request_rate"] = float("inf")
