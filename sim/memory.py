@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sim.models.model import ModelConfig
+from sim.models.stages import largest_stage
+from sim.models.weights import kv_bytes_per_sequence, with_quantization
 from sim.provenance import Note, Origin
+from sim.scenario import EngineConfig, Scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,26 @@ class MemoryAccount:
     kv_origin: Origin
     notes: tuple[Note, ...]
     longest: int | None = None
+
+
+def attention_ranks(engine: EngineConfig) -> int:
+    """Ranks that share the KV heads of a request: with SGLang's DP attention those of one replica only."""
+    ranks = int(engine["tensor_parallel_size"])
+    shared = "enable_dp_attention" in engine.values and engine["enable_dp_attention"]
+    return ranks // int(engine["data_parallel_size"]) if shared else ranks
+
+
+def rank_model(scenario: Scenario) -> ModelConfig:
+    """The layers that the account's rank holds, in the formats that the engine is told to use."""
+    engine = scenario.engine
+    model = with_quantization(scenario.model, engine["quantization"], engine["dtype"])
+    return largest_stage(model, int(engine["pipeline_parallel_size"]))
+
+
+def request_bytes(scenario: Scenario, length: int) -> int:
+    """KV and state that a request of `length` tokens holds on the account's rank [bytes]."""
+    ranks, dtype = attention_ranks(scenario.engine), str(scenario.engine["kv_cache_dtype"])
+    return kv_bytes_per_sequence(rank_model(scenario), length, ranks, dtype)
 
 
 def config_notes(model: ModelConfig) -> list[Note]:

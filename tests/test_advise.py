@@ -317,6 +317,17 @@ def test_figures_of_another_setup_are_not_shown_beside_a_result(tmp_path):
         beside(kv_cache_tokens=0)
 
 
+def test_what_is_not_modelled_is_told_with_advice():
+    serve = "vllm serve Qwen/Qwen2.5-7B-Instruct --attention-backend FLASHINFER"
+    bench = "vllm bench serve --random-output-len 8 --num-prompts 4"
+    words = ["--serve", serve, "--bench", bench, "--gpu", "H100"]
+    shown = CliRunner().invoke(advise_command, words, catch_exceptions=False).output
+    assert "not-modelled: --attention-backend: " in shown
+    told = json.loads(CliRunner().invoke(advise_command, [*words, "--json"], catch_exceptions=False).output)
+    assert told["verdict"] == "VALID"
+    assert "--attention-backend" in [note["subject"] for note in told["notes"]]
+
+
 def test_a_result_with_a_duration_is_advised_on_that_much(tmp_path):
     path = tmp_path / "result.json"
     source = reference_source("vllm", 4, 8).with_settings(["bench.duration=3"])

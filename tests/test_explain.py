@@ -379,3 +379,11 @@ def test_everything_that_is_listed_is_known():
 def test_what_describes_a_scenario_is_refused_without_one(words, option):
     with pytest.raises(BadInput, match=f"{option}: .*give --serve"):
         CliRunner().invoke(cli.servecast, ["explain", "ttft", *words], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    "words", [["--max-num-seqs", "--engin", "sglang"], ["vllm:kv_cache_usage_perc", "--jsn"]]
+)
+def test_a_mistyped_option_is_named(words):
+    with pytest.raises(BadInput, match=r"--engin|--jsn"):
+        CliRunner().invoke(cli.servecast, ["explain", *words], catch_exceptions=False)

@@ -123,3 +123,34 @@ def test_a_pool_that_leaves_no_room_is_part_of_the_account() -> None:
     assert result.exit_code == 0
     assert "nothing for activations" in result.stdout
     assert "residual" in result.stdout
+
+
+SGLANG = "python -m sglang.launch_server --model-path Qwen/Qwen3-8B"
+
+
+@pytest.mark.parametrize(
+    "serve",
+    [
+        f"{SERVE} --pipeline-parallel-size 2",
+        f"{SERVE} --dtype float32",
+        f"{SGLANG} --tp-size 4 --dp-size 4 --enable-dp-attention",
+        f"{SGLANG} --tp-size 2 --pp-size 2",
+    ],
+)
+def test_a_request_is_counted_on_the_rank_that_the_pool_is_of(serve: str) -> None:
+    document = printed("memory", "--serve", serve, "--gpu", "H100", "--json", "-")
+    per_token, length = document["kv_bytes_per_token"], document["request_tokens"]
+    assert document["kv_bytes_per_request"] == per_token * length
+    assert document["max_concurrency"] == pytest.approx(document["kv_cache_tokens"] / length, rel=0.001)
+
+
+def test_heads_are_those_of_a_rank_with_dp_attention() -> None:
+    serve = f"{SGLANG} --tp-size 4 --dp-size 2 --enable-dp-attention"
+    assert "8 KV heads, 4 on each of 2 ranks" in run("memory", "--serve", serve, "--gpu", "H100").stdout
+
+
+def test_a_length_that_the_engine_shrinks_is_the_one_that_is_shown() -> None:
+    serve = "vllm serve Qwen/Qwen3-8B --max-model-len -1 --num-gpu-blocks-override 500"
+    text = run("memory", "--serve", serve, "--gpu", "L40S").stdout
+    assert "1,179,648,000 bytes at 8,000 tokens" in text
+    assert "1.00x for 8,000 tokens per request" in text

@@ -114,11 +114,15 @@ def _refuse_idle(inputs: ScenarioOptions, profile: Path | None) -> None:
 def _whole_name(name: str, inputs: ScenarioOptions) -> tuple[str, ScenarioOptions]:
     """Words that are no files belong to the name, so that it need not be quoted."""
     words = [word for word in inputs.files if not exists(word) and not word.endswith((".yaml", ".yml"))]
+    for word in words:
+        if word.startswith("--"):
+            raise BadInput(word, None, "is no option of explain; a flag to be explained comes first, alone")
     files = tuple(word for word in inputs.files if word not in words)
     return " ".join([name, *words]), replace(inputs, files=files)
 
 
 def _document(found: Found, engine: EngineName, version: str, counted: Numbers | None) -> dict[str, Any]:
+    from sim.explain.cautions import caution_document
     from sim.explain.knowledge import concepts, movers
     from sim.steptime.efficiencies import BOUNDS
 
@@ -157,6 +161,7 @@ def _document(found: Found, engine: EngineName, version: str, counted: Numbers |
             "preemptions": base.preemptions,
             "queue_share_of_ttft": base.queue_share,
             "cause": base.cause,
+            **caution_document(base.result),
             "figures": dict(base.figures),
             "changes": [
                 {

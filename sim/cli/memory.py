@@ -14,12 +14,11 @@ from sim.cli.outputs import check_outputs
 from sim.engines.sglang.args import default_max_running_requests
 from sim.engines.sglang.memory import account as sglang_account
 from sim.engines.vllm.memory import account as vllm_account
-from sim.memory import MemoryAccount
+from sim.memory import MemoryAccount, attention_ranks, rank_model, request_bytes
 from sim.models.weights import (
     active_parameters,
     count_parameters,
     expected_distinct_experts,
-    kv_bytes_per_sequence,
     state_bytes_per_sequence,
     step_weight_bytes,
     with_quantization,
@@ -108,13 +107,13 @@ def _experts_text(scenario: Scenario, tokens: int) -> str:
 
 
 def _heads_text(scenario: Scenario) -> str:
-    model, tp = scenario.model, int(scenario.engine["tensor_parallel_size"])
+    model, ranks = scenario.model, attention_ranks(scenario.engine)
     if model.mla is not None:
         latent = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
         return f"latent KV of {latent} elements per token and layer, the same on every rank"
     origin = dict(model.defaulted).get("head_dim", "config.json")
-    heads = max(1, model.num_key_value_heads // tp)
-    shared = f", {heads} on each of {tp} ranks" if tp > 1 else ""
+    heads = max(1, model.num_key_value_heads // ranks)
+    shared = f", {heads} on each of {ranks} ranks" if ranks > 1 else ""
     return f"{model.num_key_value_heads} KV heads{shared}, head_dim {model.head_dim} ({origin})"
 
 
@@ -162,6 +161,8 @@ def account_json(scenario: Scenario, account: MemoryAccount) -> dict[str, Any]:
         "estimated_tokens_low": account.estimated_tokens_low,
         "estimated_tokens_high": account.estimated_tokens_high,
         "residual_tokens": _residual(account),
+        "request_tokens": _longest(scenario, account),
+        "kv_bytes_per_request": request_bytes(scenario, _longest(scenario, account)),
         "max_concurrency": account.max_concurrency,
         "notes": [
             {"kind": note.kind, "subject": note.subject, "text": note.text}
@@ -171,16 +172,11 @@ def account_json(scenario: Scenario, account: MemoryAccount) -> dict[str, Any]:
 
 
 def _pool_text(scenario: Scenario, account: MemoryAccount) -> list[str]:
-    length = scenario.engine["max_model_len" if scenario.engine.name == "vllm" else "context_length"]
-    tp = int(scenario.engine["tensor_parallel_size"])
-    state = _state_bytes(scenario)
-    per_request = kv_bytes_per_sequence(
-        scenario.model, int(length), tp, str(scenario.engine["kv_cache_dtype"])
-    )
+    length, state = _longest(scenario, account), _state_bytes(scenario)
     rows = [
         f"KV per token      {account.kv_bytes_per_token:,} bytes"
         + (f", and {state:,} bytes of state per sequence" if state else ""),
-        f"KV per request    {per_request:,} bytes at {length:,} tokens",
+        f"KV per request    {request_bytes(scenario, length):,} bytes at {length:,} tokens",
         f"blocks            {account.num_gpu_blocks:,} of {account.block_size} tokens",
         f"KV cache size     {account.kv_cache_tokens:,} tokens ({account.kv_origin})",
         f"concurrency       {account.max_concurrency:.2f}x for {length:,} tokens per request",
@@ -199,6 +195,13 @@ def _pool_text(scenario: Scenario, account: MemoryAccount) -> list[str]:
     return rows
 
 
+def _longest(scenario: Scenario, account: MemoryAccount) -> int:
+    """The request that the account's concurrency counts [tokens]: vLLM's --max-model-len -1 shrinks it."""
+    if scenario.engine.name == "sglang":
+        return int(scenario.engine["context_length"])
+    return account.longest or int(scenario.engine["max_model_len"])
+
+
 def _residual(account: MemoryAccount) -> int | None:
     """Estimate less the given figure [tokens]; None where nothing was given."""
     if account.kv_origin is Origin.COMPUTED:
@@ -207,7 +210,7 @@ def _residual(account: MemoryAccount) -> int | None:
 
 
 def _state_bytes(scenario: Scenario) -> int:
-    return state_bytes_per_sequence(scenario.model, int(scenario.engine["tensor_parallel_size"]))
+    return state_bytes_per_sequence(rank_model(scenario), attention_ranks(scenario.engine))
 
 
 def _relevant(notes: tuple[Note, ...]) -> tuple[Note, ...]:

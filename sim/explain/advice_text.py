@@ -6,6 +6,7 @@ import textwrap
 from typing import Any
 
 from sim.explain.advise import Advice, Advised, Effect
+from sim.explain.cautions import caution_document, caution_lines
 from sim.explain.numbers import fit_sentence, ttft_sentence
 from sim.explain.outcome import GOALS
 from sim.explain.page import WIDTH, row
@@ -37,6 +38,7 @@ def render(
     lines += row("Fits", fit_sentence(found.base))
     lines += row("TTFT", ttft_sentence(found.base))
     lines += row("Why", found.base.cause)
+    lines += caution_lines(found.base.result)
     shown = found.ranked[:limit]
     if not shown:
         lines += ["", "No flag change on the GPUs at hand helps."]
@@ -123,6 +125,7 @@ def document(found: Advised, measured: float | None = None) -> dict[str, Any]:
         "measured": measured,
         "fits": found.base.fits,
         "note": found.goal_note or None,
+        **caution_document(found.base.result),
         "changes": [_change(advice, found) for advice in found.ranked],
         "more_gpus": [_change(advice, found) for advice in found.more_gpus],
         "does_nothing": [[c.flag, c.before, c.after] for c in found.useless],

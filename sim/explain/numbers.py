@@ -9,6 +9,7 @@ from sim.build import ScenarioSource
 from sim.errors import ServecastError
 from sim.explain.advise import relative
 from sim.explain.carry import changed
+from sim.explain.cautions import caution_lines
 from sim.explain.changes import Change, candidates, variations
 from sim.explain.knowledge import movers
 from sim.explain.lookup import Found
@@ -134,6 +135,7 @@ def render(found: Numbers) -> str:
     lines += row("Fits", fit_sentence(base))
     lines += row("TTFT", ttft_sentence(base))
     lines += row("Why", base.cause)
+    lines += caution_lines(base.result)
     figures = base.figures
     parts = [
         f"{label} {figures[key]:,.4g} {unit}"

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from sim.comparison.compare import figure
-from sim.models.weights import kv_bytes_per_sequence, with_quantization
+from sim.memory import request_bytes
 from sim.planning.mechanism import queue_cause
 from sim.planning.outcome import boil_down
 from sim.results import BenchResult, RequestRecords
@@ -119,11 +119,8 @@ def _fits(scenario: Scenario, outcome: SimResult, tokens: int) -> int:
     """Requests of `tokens` that the pool holds side by side, in whole blocks."""
     if tokens <= 0:
         return 0
-    account, engine = outcome.account, scenario.engine
-    whole = -(-tokens // account.block_size) * account.block_size
-    model = with_quantization(scenario.model, engine["quantization"], engine["dtype"])
-    tp = int(engine["tensor_parallel_size"])
-    size = kv_bytes_per_sequence(model, whole, tp, str(engine["kv_cache_dtype"]))
+    account = outcome.account
+    size = request_bytes(scenario, -(-tokens // account.block_size) * account.block_size)
     return account.kv_pool_bytes // size if size else 0
 
 
