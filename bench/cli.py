@@ -110,6 +110,7 @@ def bench(inputs: ScenarioOptions, **given: Any) -> None:
 
 def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
     from bench.alignment import align, table
+    from bench.files import check_folder
     from bench.live_table import LiveTable
     from bench.payload import Timeouts
     from bench.run import BenchOptions
@@ -138,6 +139,7 @@ def _bench(inputs: ScenarioOptions, given: dict[str, Any]) -> list[str]:
         for subject in subjects
     ]
     folder: Path = given["result_dir"]
+    check_folder(folder)
     if not given["resume"] and not given["force"]:
         refuse_overwrite(plans, folder)
     if not given["force"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -12,12 +13,29 @@ from bench.telemetry import GpuSample
 from bench.watch import Watched
 from sim.errors import BadInput
 from sim.results import BenchResult
-from sim.results_io.atomic import write_text
+from sim.results_io.atomic import make_folder, write_text
 from sim.results_io.files import write_requests_csv, write_result
 
 FIELD = "--result-dir"
 PICTURE = ".png"
 _SIDES = (".requests.csv", ".metrics_before.prom", ".metrics_after.prom", ".series.csv", ".gpu.csv", PICTURE)
+
+
+def check_folder(folder: Path) -> None:
+    """Say before anything is started that results cannot be written there; nothing is made.
+
+    Raises:
+        BadInput: what is there is no folder, or may not be written to.
+    """
+    try:
+        existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        is_folder, is_free = existing.is_dir(), os.access(existing, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise BadInput(FIELD, str(folder), f"cannot be looked at: {error.strerror or error}") from None
+    if not is_folder:
+        raise BadInput(FIELD, str(folder), f"{existing} is no folder: choose another")
+    if not is_free:
+        raise BadInput(FIELD, str(folder), f"{existing} cannot be written to: choose another")
 
 
 def write_files(path: Path, result: BenchResult, seen: Watched, begun: float) -> None:
@@ -30,7 +48,7 @@ def write_files(path: Path, result: BenchResult, seen: Watched, begun: float) ->
     Raises:
         BadInput: the folder cannot be written to.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent, FIELD)
     stem = path.with_suffix("")
     for side in _SIDES:
         _remove(Path(f"{stem}{side}"))

@@ -22,6 +22,7 @@ from sim.build import ScenarioSource
 from sim.interrupts import uninterrupted
 from sim.provenance import Note
 from sim.results import BenchResult
+from sim.results_io.atomic import make_folder
 from sim.scenario import Scenario
 
 
@@ -108,7 +109,7 @@ def running(
         subject.source, subject.scenario, options, folder, subject.stem, has_gpus=gpus is not None
     )
     if launch.steps_path is not None:
-        launch.steps_path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(launch.steps_path.parent, "--result-dir")
         keep_steps = keep_steps and launch.steps_path.exists()
         if keep_steps:
             _end_line(launch.steps_path)

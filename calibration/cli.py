@@ -220,6 +220,7 @@ def measure_and_fit(
 ) -> None:
     """Launch, measure, fit, check, write."""
     from bench.cli import launch_options, preflight, sources_of
+    from bench.files import check_folder
     from bench.launch import choose_kind
     from bench.live_table import LiveTable
     from bench.run import BenchOptions
@@ -239,6 +240,7 @@ def measure_and_fit(
     held = _profile(profile)
     plan = plan_of(subject.scenario, budget, held)
     options = BenchOptions(launch_options(given), folder, resume=resume)
+    check_folder(folder)
     if not resume and not force:
         _refuse_overwrite(subject, folder)
     if resume:

@@ -503,3 +503,13 @@ def test_doctor_prints_what_it_found(tmp_path):
     assert outcome.exit_code == 1
     assert "fail    model: hf_cache_incomplete" in outcome.output
     assert "disk:" in outcome.output
+
+
+@pytest.mark.parametrize("place", ["file/results", "/proc/results"])
+def test_a_folder_that_cannot_be_is_refused_before_anything_starts(scenario, tmp_path, place):
+    (tmp_path / "file").write_text("")
+    pids = tmp_path / "pids"
+    outcome = run(scenario(), "--result-dir", str(tmp_path / place), FAKE_PIDS=str(pids))
+    assert isinstance(outcome.exception, BadInput)
+    assert "--result-dir" in str(outcome.exception)
+    assert not pids.exists()

@@ -29,6 +29,7 @@ from bench.servers.base import (
 )
 from bench.servers.logfile import log_size, mask_log, read_log
 from sim.interrupts import uninterrupted
+from sim.results_io.atomic import make_folder
 
 INNER_PORT = 8000
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -122,7 +123,7 @@ class DockerServer:
             except (APIError, DockerException) as error:
                 self._remove()
                 raise EngineFailed(_launch_failure(error)) from error
-        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(spec.log_path.parent, "--result-dir")
         self._follower = threading.Thread(target=self._follow, name="container-log", daemon=True)
         self._follower.start()
 

@@ -25,6 +25,7 @@ from bench.servers.base import (
 )
 from bench.servers.logfile import log_size, mask_log, read_log
 from sim.interrupts import uninterrupted
+from sim.results_io.atomic import make_folder
 
 # No usage reports. And setproctitle, which engines name their workers with, must not write over the
 # environment, which is where our marker stands.
@@ -69,7 +70,7 @@ class ProcessServer:
         self._port = require_free_port(spec.port) if spec.port else free_port()
         command = [*spec.command, "--host", "127.0.0.1", "--port", str(self._port)]
         env = {**os.environ, **QUIET, **spec.env, MARKER: self._launch_id}
-        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(spec.log_path.parent, "--result-dir")
         with uninterrupted():
             self._log = spec.log_path.open("wb")
             try:

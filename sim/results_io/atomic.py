@@ -22,6 +22,18 @@ def write_text(path: str | Path, text: str, field: str) -> None:
         file.write(text)
 
 
+def make_folder(folder: Path, field: str) -> None:
+    """Make a folder, and those above it, if it is not there.
+
+    Raises:
+        BadInput: it cannot be made; `field` names the option that gave the path.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(field, str(folder), f"cannot be made: {error.strerror or error}") from None
+
+
 @contextmanager
 def whole_file(path: str | Path, field: str) -> Iterator[TextIO]:
     """A text file to write to; it appears, or replaces an older one, only if the block ends without error.
