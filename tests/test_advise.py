@@ -25,10 +25,12 @@ from sim.explain.carry import changed
 from sim.explain.changes import candidates
 from sim.explain.outcome import evaluate
 from sim.explain.uncertain import Variant, depends_on_seed, run_variant, variants
+from sim.provenance import Note
+from sim.results import Verdict
 from sim.results_io.files import write_result
 from sim.scenario import Observed
 from sim.workload.spec import PrefixRepetitionDataset, RandomDataset, WorkloadSpec
-from tests.explain_scenarios import VLLM_128, options, printed, reference_source, run_of
+from tests.explain_scenarios import REFERENCE, VLLM_128, options, printed, reference_source, run_of
 
 
 @pytest.fixture(scope="module")
@@ -328,6 +330,28 @@ def test_what_is_not_modelled_is_told_with_advice():
     assert "--attention-backend" in [note["subject"] for note in told["notes"]]
 
 
+def test_a_run_that_fails_says_so_and_why(for_ttft):
+    reason = Note("warning", "completed", "3 of 4 requests failed")
+    warned = Note("warning", "--profile", "model A measured, B asked")
+    broken = replace(for_ttft.base.result, verdict=Verdict("INVALID", (reason,)))
+    found = replace(for_ttft, base=replace(for_ttft.base, result=broken))
+    text, content = render(found, notes=[warned]), document(found, notes=[warned])
+    assert "INVALID: completed: 3 of 4 requests failed" in text
+    assert "warning: --profile: model A measured, B asked" in text
+    assert (content["verdict"], content["verdict_reasons"][0]["text"]) == ("INVALID", reason.text)
+    assert content["notes"][0]["subject"] == "--profile"
+
+
+def test_a_price_is_in_the_json_too():
+    found = advise(reference_source("vllm", 32, 64), "cost", top=0)
+    content = document(found, price=2.5)
+    assert content["price_per_gpu_hour"] == 2.5
+    assert content["now_usd"] == pytest.approx(2.5 * content["now"])
+    first = content["changes"][0]
+    assert first["predicted_usd"] == pytest.approx(2.5 * first["predicted"])
+    assert "now_usd" not in document(found)
+
+
 def test_a_result_with_a_duration_is_advised_on_that_much(tmp_path):
     path = tmp_path / "result.json"
     source = reference_source("vllm", 4, 8).with_settings(["bench.duration=3"])
@@ -335,6 +359,15 @@ def test_a_result_with_a_duration_is_advised_on_that_much(tmp_path):
     again, _ = source_of(ScenarioOptions(files=(str(path),)))
     assert again.build().workload.duration == 3.0
     assert again.build().workload.endpoint == source.build().workload.endpoint
+
+
+def test_limits_that_count_goodput_stay_with_a_result(tmp_path):
+    path = tmp_path / "result.json"
+    source = reference_source("vllm", 4, 8).with_settings(["bench.goodput=ttft:500"])
+    assert source.build().workload.goodput == (("ttft", 500.0),)
+    write_result(evaluate(source.build()).result, path)
+    again, _ = source_of(ScenarioOptions(files=(str(path),)))
+    assert again.build().workload.goodput == (("ttft", 500.0),)
 
 
 def test_another_client_s_report_needs_the_launch_command(tmp_path):
@@ -349,6 +382,10 @@ def test_another_client_s_report_needs_the_launch_command(tmp_path):
     assert measured is not None
     spec = found.build().workload
     assert (spec.max_concurrency, spec.num_prompts) == (128, 256)
+    given = ScenarioOptions(files=(str(path),), serve=(serve,), gpu="RTX-5090")
+    own, other = (f"{REFERENCE.bench} --max-concurrency {n} --num-prompts 256" for n in (128, 64))
+    assert source_of(replace(given, bench=own))[1] is not None
+    assert source_of(replace(given, bench=other))[1] is None
     assert isinstance(spec.dataset, RandomDataset)
     assert (spec.dataset.input_len, spec.dataset.output_len) == (4096, 512)
 

@@ -10,6 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 import cli
+from calibration.fit import fit
+from calibration.profile_writing import Facts, profile_content
+from calibration.validate.truth import STEP_COEFFICIENTS, measured_steps, prior, truth_near
+from calibration.validate.truth import scenario as truth_scenario
+from sim.build import read_source
 from sim.cli.explain import explain
 from sim.commands import bench as bench_commands
 from sim.commands import serve as serve_commands
@@ -19,9 +24,11 @@ from sim.explain.knowledge import client_knobs, coefficients, concepts, knobs, l
 from sim.explain.lookup import ENGINES, find, known_names, nearest, plain
 from sim.explain.numbers import numbers
 from sim.explain.numbers import render as render_numbers
+from sim.explain.outcome import evaluate
 from sim.explain.page import WIDTH, default_version, engine_of, render
 from sim.output.report import TTFT_PARTS
 from sim.output.report import render as render_report
+from sim.profile import write_profile
 from sim.results import ServerSeries
 from sim.steptime.efficiencies import BOUNDS
 from tests.explain_scenarios import SGLANG_128, VLLM_128, options, reference_source
@@ -382,8 +389,55 @@ def test_what_describes_a_scenario_is_refused_without_one(words, option):
 
 
 @pytest.mark.parametrize(
-    "words", [["--max-num-seqs", "--engin", "sglang"], ["vllm:kv_cache_usage_perc", "--jsn"]]
+    "words",
+    [
+        ["--max-num-seqs", "--engin", "sglang"],
+        ["vllm:kv_cache_usage_perc", "--jsn"],
+        ["--max-num-seqs", "-jsn"],
+    ],
 )
 def test_a_mistyped_option_is_named(words):
-    with pytest.raises(BadInput, match=r"--engin|--jsn"):
+    with pytest.raises(BadInput, match=r"--engin|-jsn"):
         CliRunner().invoke(cli.servecast, ["explain", *words], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("words", [options(VLLM_128), ["--engine", "vllm", "--engine-version", "0.28.0"]])
+def test_a_metric_of_the_other_engine_keeps_its_own_name_and_version(words):
+    done = CliRunner().invoke(explain, ["sglang:token_usage", *words, "--json"], catch_exceptions=False)
+    document = json.loads(done.output)
+    assert (document["engine"], document["engine_version"]) == ("sglang", default_version("sglang"))
+    assert document["note"] == "this is SGLang's; vLLM does not export it"
+    text = page("sglang:token_usage", "vllm")
+    assert f"SGLang {default_version('sglang')} /metrics" in text
+
+
+def test_requests_fit_on_the_rank_whose_pool_it_is():
+    bench = "vllm bench serve --random-input-len 1000 --random-output-len 24 --num-prompts 2"
+    two = "--model-path Qwen/Qwen2.5-7B-Instruct --tp-size 2 --dp-size 2 --enable-dp-attention"
+    for serve in (
+        "vllm serve Qwen/Qwen2.5-7B-Instruct --pipeline-parallel-size 2",
+        f"python -m sglang.launch_server {two}",
+    ):
+        found = evaluate(read_source(serve=serve, bench=bench, gpu="H100").build())
+        assert found.fits == pytest.approx(found.kv_cache_tokens / 1024, abs=2), serve
+
+
+def test_a_coefficient_of_a_profile_is_the_profile_s(tmp_path):
+    evidence = measured_steps(truth_near(prior(), STEP_COEFFICIENTS, 0), 0)
+    content = profile_content(
+        fit([evidence], prior(), STEP_COEFFICIENTS),
+        truth_scenario(),
+        [evidence],
+        facts=Facts(date="2026-01-01"),
+    )
+    write_profile(content, tmp_path / "p.json")
+    scenario = ["--serve", "vllm serve Qwen/Qwen3-14B", "--gpu", content.subject.gpu]
+    words = ["explain", "kv_bandwidth", *scenario, "--profile", str(tmp_path / "p.json")]
+    told = json.loads(CliRunner().invoke(cli.servecast, [*words, "--json"], catch_exceptions=False).output)
+    assert told["here"]["value"] == content.coefficients["kv_bandwidth"].value
+    assert (told["here"]["origin"], told["here"]["of"]) == ("fitted", "p.json")
+    text = CliRunner().invoke(cli.servecast, words, catch_exceptions=False).output
+    assert "fitted: " in text
+    assert "model Qwen/Qwen2.5-7B-Instruct measured, Qwen/Qwen3-14B asked" in " ".join(text.split())
+    with pytest.raises(BadInput, match=r"--profile: .*cannot be read"):
+        CliRunner().invoke(cli.servecast, [*words, "--profile", "none.json"], catch_exceptions=False)

@@ -41,7 +41,7 @@ def advise(
     report of another client give --serve and --gpu too. Ranges come from what is uncertain of the card, the
     pool and the load. Each change comes with what it costs and the commands to run and to check it.
     """
-    from sim.cli.explain import step_times
+    from sim.cli.explain import profile_notes, step_times
     from sim.cli.report_source import source_of
     from sim.comparison.compare import figure
     from sim.explain.advice_text import document, render
@@ -55,13 +55,14 @@ def advise(
     found = find_advice(
         source, goal, step_times=step_times(profile), profile=None if profile is None else str(profile)
     )
+    notes = profile_notes(profile, source)
     seen = None
     if measured is not None and measured.origin == "measured":
         seen = figure(measured, GOALS[goal][0])
     if as_json:
-        click.echo(json.dumps(document(found, seen), indent=2))
+        click.echo(json.dumps(document(found, seen, price=per_hour, notes=notes), indent=2))
     else:
-        click.echo(render(found, measured=seen, price=per_hour))
+        click.echo(render(found, measured=seen, price=per_hour, notes=notes))
 
 
 def _price(text: str | None) -> float | None:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sim.build import ScenarioSource
 from sim.cli.options import ScenarioOptions, scenario_options
 from sim.errors import BadInput
 from sim.paths import exists
+from sim.provenance import Note
 from sim.scenario import EngineName, Scenario
 
 if TYPE_CHECKING:
+    from sim.explain.here import Here
     from sim.explain.lookup import Found
     from sim.explain.numbers import Numbers
     from sim.steptime.base import StepTimeModel
@@ -52,7 +55,7 @@ def explain(
     fits, what waits, where TTFT goes, and what each knob would change.
     """
     from sim.explain.lookup import find, known_names
-    from sim.explain.page import default_version, engine_of, render, render_default, render_names
+    from sim.explain.page import default_version, engine_of, render, render_names
 
     if listed:
         names = known_names(engine)
@@ -70,22 +73,31 @@ def explain(
     own = engine_of(found, engine)
     if inputs.engine_version is not None and not re.fullmatch(r"v?\d+(\.\d+)+\S*", inputs.engine_version):
         raise BadInput("--engine-version", inputs.engine_version, "must be a version such as 0.28.0")
-    version = inputs.engine_version or (source.engine_version if source else None) or default_version(own)
-    counted = None
+    version = inputs.engine_version or (source.engine_version if source else None)
+    # What was given is of the scenario's engine or of the asked one, which need not be the name's.
+    if version is None or engine not in (None, own):
+        version = default_version(own)
+    counted, local, notes = None, None, profile_notes(profile, source)
     if source is not None and found.coefficient is None:
         from sim.explain.numbers import numbers
 
         counted = numbers(source, found, step_times(profile))
+    elif source is not None:
+        from sim.explain.here import here
+
+        local = here(found.name, source.build(), profile)
     if as_json:
-        click.echo(json.dumps(_document(found, own, version, counted), indent=2))
+        click.echo(json.dumps(_document(found, own, version, counted, notes, local), indent=2))
         return
     click.echo(render(found, own, version))
-    if found.coefficient is not None and source is not None:
-        click.echo(render_default(found.name, source.build().gpu))
+    if local is not None:
+        from sim.explain.here import render_here
+
+        click.echo(render_here(local))
     if counted is not None:
         from sim.explain.numbers import render as render_numbers
 
-        click.echo("\n" + render_numbers(counted))
+        click.echo("\n" + render_numbers(counted, notes))
 
 
 def step_times(profile: Path | None) -> Callable[[Scenario], StepTimeModel | None]:
@@ -94,6 +106,13 @@ def step_times(profile: Path | None) -> Callable[[Scenario], StepTimeModel | Non
     from sim.explain.uncertain import defaults
 
     return defaults if profile is None else lambda scenario: step_time_from(profile, scenario)[0]
+
+
+def profile_notes(profile: Path | None, source: ScenarioSource | None) -> tuple[Note, ...]:
+    """What to know of the profile in this scenario; nothing where one of the two is missing."""
+    from sim.cli.predict import step_time_from
+
+    return () if source is None else step_time_from(profile, source.build())[1]
 
 
 def _refuse_idle(inputs: ScenarioOptions, profile: Path | None) -> None:
@@ -115,13 +134,20 @@ def _whole_name(name: str, inputs: ScenarioOptions) -> tuple[str, ScenarioOption
     """Words that are no files belong to the name, so that it need not be quoted."""
     words = [word for word in inputs.files if not exists(word) and not word.endswith((".yaml", ".yml"))]
     for word in words:
-        if word.startswith("--"):
+        if re.match(r"--?[A-Za-z]", word):
             raise BadInput(word, None, "is no option of explain; a flag to be explained comes first, alone")
     files = tuple(word for word in inputs.files if word not in words)
     return " ".join([name, *words]), replace(inputs, files=files)
 
 
-def _document(found: Found, engine: EngineName, version: str, counted: Numbers | None) -> dict[str, Any]:
+def _document(
+    found: Found,
+    engine: EngineName,
+    version: str,
+    counted: Numbers | None,
+    notes: tuple[Note, ...],
+    local: Here | None,
+) -> dict[str, Any]:
     from sim.explain.cautions import caution_document
     from sim.explain.knowledge import concepts, movers
     from sim.steptime.efficiencies import BOUNDS
@@ -148,6 +174,10 @@ def _document(found: Found, engine: EngineName, version: str, counted: Numbers |
         document |= {"unit": bound.unit, "low": bound.low, "high": bound.high}
         if math.isinf(bound.high):
             document["high"] = None
+    if local is not None:
+        from sim.explain.here import here_document
+
+        document["here"] = here_document(local)
     if found.table_flag is not None:
         document["flag"] = {"role": found.table_flag.role, "effect": found.table_flag.effect}
     if counted is not None:
@@ -161,7 +191,7 @@ def _document(found: Found, engine: EngineName, version: str, counted: Numbers |
             "preemptions": base.preemptions,
             "queue_share_of_ttft": base.queue_share,
             "cause": base.cause,
-            **caution_document(base.result),
+            **caution_document(base.result, notes),
             "figures": dict(base.figures),
             "changes": [
                 {

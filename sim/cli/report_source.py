@@ -14,6 +14,7 @@ from sim.hardware.gpus import find_gpu
 from sim.provenance import Origin
 from sim.results import BenchResult
 from sim.results_io.files import read_result
+from sim.workload.spec import WorkloadSpec
 
 SCENARIO_SUFFIXES = (".yaml", ".yml")
 # Resolved arguments of a prediction that say nothing as flags, or follow from others.
@@ -40,7 +41,9 @@ def source_of(inputs: ScenarioOptions) -> tuple[ScenarioSource, BenchResult | No
     if len(inputs.serve) > 1:
         raise BadInput("--serve", None, f"takes one command beside a result, {len(inputs.serve)} were given")
     result = read_result(path)
-    return _of_result(result, path, inputs), None if _changes(inputs, result) else result
+    source = _of_result(result, path, inputs)
+    other = _changes(inputs, result) or (inputs.bench is not None and _other_load(source.bench.spec, result))
+    return source, None if other else result
 
 
 def _changes(inputs: ScenarioOptions, result: BenchResult) -> bool:
@@ -57,6 +60,18 @@ def _changes(inputs: ScenarioOptions, result: BenchResult) -> bool:
     own_engine = bool(identity.get("flags") or identity.get("engine_args"))
     own_load = identity.get("workload") is not None
     return bool(inputs.sets or (inputs.serve and own_engine) or (inputs.bench and own_load))
+
+
+def _other_load(spec: WorkloadSpec, result: BenchResult) -> bool:
+    """Whether a benchmark command names another load than the report of a client tells of."""
+    figures, told = result.aggregates, result.identity
+    sent = (figures.get("completed") or 0) + (figures.get("failed") or 0)
+    cap, rate = told.get("max_concurrency"), told.get("request_rate")
+    return bool(
+        (cap is not None and cap != spec.max_concurrency)
+        or (rate is not None and float(rate) != spec.request_rate)
+        or (sent and spec.duration is None and sent != spec.num_prompts)
+    )
 
 
 def _of_result(result: BenchResult, path: str, inputs: ScenarioOptions) -> ScenarioSource:
@@ -174,6 +189,8 @@ def _own_workload(described: Mapping[str, Any]) -> dict[str, Any]:
         workload["request_rate"] = float("inf")
     if workload.get("burstiness") == "inf":
         workload["burstiness"] = float("inf")
+    if described.get("goodput"):
+        workload["goodput"] = dict(described["goodput"])
     ramp = workload.pop("ramp_up", None)
     if ramp:
         workload["ramp_up"] = {"strategy": ramp[0], "start": ramp[1], "end": ramp[2]}

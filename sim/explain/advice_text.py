@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 from sim.explain.advise import Advice, Advised, Effect
@@ -10,12 +11,18 @@ from sim.explain.cautions import caution_document, caution_lines
 from sim.explain.numbers import fit_sentence, ttft_sentence
 from sim.explain.outcome import GOALS
 from sim.explain.page import WIDTH, row
+from sim.provenance import Note
 
 MEASURED_OFF = 0.2  # prediction against measurement, from which the advice says so
 
 
 def render(
-    found: Advised, *, limit: int = 8, measured: float | None = None, price: float | None = None
+    found: Advised,
+    *,
+    limit: int = 8,
+    measured: float | None = None,
+    price: float | None = None,
+    notes: Iterable[Note] = (),
 ) -> str:
     """The advice as text, at most 100 columns, commands apart.
 
@@ -23,6 +30,7 @@ def render(
         limit: how many changes to show in full.
         measured: the goal's figure as it was measured, if the scenario came from a result file.
         price: USD per GPU hour, for the goal "cost".
+        notes: of the profile that the step times come from.
     """
     key, less, unit = GOALS[found.goal]
     base = found.base.value(found.goal)
@@ -38,7 +46,7 @@ def render(
     lines += row("Fits", fit_sentence(found.base))
     lines += row("TTFT", ttft_sentence(found.base))
     lines += row("Why", found.base.cause)
-    lines += caution_lines(found.base.result)
+    lines += caution_lines(found.base.result, notes)
     shown = found.ranked[:limit]
     if not shown:
         lines += ["", "No flag change on the GPUs at hand helps."]
@@ -113,8 +121,14 @@ def _value(value: float | None, unit: str, price: float | None) -> str:
     return text + f" = {value * price:,.4g} USD" if price is not None and unit.startswith("GPU h") else text
 
 
-def document(found: Advised, measured: float | None = None) -> dict[str, Any]:
-    """The advice, JSON-ready."""
+def document(
+    found: Advised,
+    measured: float | None = None,
+    *,
+    price: float | None = None,
+    notes: Iterable[Note] = (),
+) -> dict[str, Any]:
+    """The advice, JSON-ready; see `render`. With a price, `now` and `predicted` come in USD as well."""
     key, less, unit = GOALS[found.goal]
     return {
         "goal": found.goal,
@@ -123,18 +137,24 @@ def document(found: Advised, measured: float | None = None) -> dict[str, Any]:
         "unit": unit,
         "now": found.base.value(found.goal),
         "measured": measured,
+        "price_per_gpu_hour": price,
+        **_in_usd("now_usd", found.base.value(found.goal), price),
         "fits": found.base.fits,
         "note": found.goal_note or None,
-        **caution_document(found.base.result),
-        "changes": [_change(advice, found) for advice in found.ranked],
-        "more_gpus": [_change(advice, found) for advice in found.more_gpus],
+        **caution_document(found.base.result, notes),
+        "changes": [_change(advice, found, price) for advice in found.ranked],
+        "more_gpus": [_change(advice, found, price) for advice in found.more_gpus],
         "does_nothing": [[c.flag, c.before, c.after] for c in found.useless],
         "worse": [[c.flag, c.before, c.after, effect] for c, effect in found.harmful],
         "refused": [[c.flag, c.before, c.after, why] for c, why in found.refused],
     }
 
 
-def _change(advice: Advice, found: Advised) -> dict[str, Any]:
+def _in_usd(key: str, hours: float | None, price: float | None) -> dict[str, float]:
+    return {} if hours is None or price is None else {key: hours * price}
+
+
+def _change(advice: Advice, found: Advised, price: float | None) -> dict[str, Any]:
     return {
         "flag": advice.change.flag,
         "from": advice.change.before,
@@ -144,6 +164,7 @@ def _change(advice: Advice, found: Advised) -> dict[str, Any]:
         "effect_low": advice.effect.low,
         "effect_high": advice.effect.high,
         "predicted": advice.outcome.value(found.goal),
+        **_in_usd("predicted_usd", advice.outcome.value(found.goal), price),
         "throughput_change": advice.throughput,
         "fits": advice.outcome.fits,
         "kv_cache_tokens": advice.outcome.kv_cache_tokens,

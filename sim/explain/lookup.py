@@ -228,7 +228,11 @@ def _metric(text: str, engine: EngineName | None) -> Found | None:
         if found is not None:
             known, note = found
             shared = not known.startswith(f"{own}:")
-            return Found(known, engine=None if shared else own, metric=metrics(own)[known], note=note)
+            row = Found(known, engine=None if shared else own, metric=metrics(own)[known], note=note)
+            if engine in (None, own) or shared:
+                return row
+            its, asked = (serve_commands.table(name).program for name in (own, engine))
+            return _with_note(row, f"this is {its}'s; {asked} does not export it")
         if prefix is not None:
             return None
     return None

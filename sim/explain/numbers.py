@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from sim.build import ScenarioSource
@@ -17,6 +17,7 @@ from sim.explain.outcome import Outcome, evaluate
 from sim.explain.page import WIDTH, row
 from sim.explain.uncertain import StepTimes, defaults
 from sim.output.report import TTFT_PARTS
+from sim.provenance import Note
 from sim.scenario import Scenario
 from sim.workload.spec import RandomDataset
 
@@ -124,8 +125,12 @@ def _load_changes(scenario: Scenario, key: str) -> list[Change]:
     return out
 
 
-def render(found: Numbers) -> str:
-    """The numbers as text, at most 100 columns."""
+def render(found: Numbers, notes: Iterable[Note] = ()) -> str:
+    """The numbers as text, at most 100 columns.
+
+    Args:
+        notes: of the profile that the step times come from.
+    """
     scenario, base = found.scenario, found.base
     engine = scenario.engine
     head = (
@@ -135,7 +140,7 @@ def render(found: Numbers) -> str:
     lines += row("Fits", fit_sentence(base))
     lines += row("TTFT", ttft_sentence(base))
     lines += row("Why", base.cause)
-    lines += caution_lines(base.result)
+    lines += caution_lines(base.result, notes)
     figures = base.figures
     parts = [
         f"{label} {figures[key]:,.4g} {unit}"

@@ -23,9 +23,7 @@ from sim.explain.knowledge import (
     movers,
 )
 from sim.explain.lookup import ENGINES, Found
-from sim.hardware.spec import GpuSpec
 from sim.scenario import EngineName
-from sim.steptime.defaults import default_efficiencies
 from sim.steptime.efficiencies import BOUNDS, Bound
 
 WIDTH = 100
@@ -90,17 +88,6 @@ def render_names(names: Mapping[str, Sequence[str]]) -> str:
                 break_on_hyphens=False,
             )
     return "\n".join(lines[1:])
-
-
-def render_default(name: str, gpu: GpuSpec) -> str:
-    """What a coefficient is on a GPU without a profile, and where that comes from."""
-    default = default_efficiencies(gpu)
-    value, source = getattr(default.efficiencies, name), default.sources.get(name)
-    unit = BOUNDS[name].unit
-    told = f"{value:.6g}" + ("" if unit in ("0 to 1", "exponent", "share") else f" {unit}")
-    if source is not None:
-        told += f", {source.origin.value}: {source.rule}"
-    return "\n".join(row("Here", f"{told} ({gpu.name}, without a profile)"))
 
 
 def _span(bound: Bound) -> str:
@@ -305,7 +292,5 @@ def default_version(engine: EngineName) -> str:
 
 
 def engine_of(found: Found, asked: EngineName | None) -> EngineName:
-    """Whose names to show: the asked engine, else the one that the name belongs to, else vLLM."""
-    if asked is not None:
-        return asked
-    return found.engine or ENGINES[0]
+    """Whose names to show: the engine that the name belongs to, else the asked one, else vLLM."""
+    return found.engine or asked or ENGINES[0]
